@@ -216,9 +216,26 @@ def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) 
     return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
 
 
-def optional(call: Callable[[], Reading], vendor: Vendor, about: str) -> Reading:
-    """Return the reading of a call that a reading can do without, or a reading that has only the problem with it."""
-    try:
-        return call()
-    except ProbeError as error:
-        return Reading(problems=(problem_beside(error, vendor, about),))
+class OptionalCall:
+    """A call that a reading can do without. After a timeout it is left out for a while, as after a failure of a probe:
+    one that hangs would slow every reading."""
+
+    def __init__(self, vendor: Vendor, about: str) -> None:
+        self._vendor, self._about = vendor, about
+        self._backoff, self._late = Backoff(), Reading()
+
+    def read(self, call: Callable[[], Reading], deadline: Deadline) -> Reading:
+        """Return its reading, or one that has only the problem with it."""
+        if self._backoff.is_resting(time.monotonic()):
+            return self._late
+        has_time = not deadline.is_over()  # else another call was late
+        try:
+            reading = call()
+        except ProbeError as error:
+            reading = Reading(problems=(problem_beside(error, self._vendor, self._about),))
+            if has_time and isinstance(error, ProbeTimeout):
+                self._backoff.fail(error.kind, time.monotonic())
+                self._late = reading
+                return reading
+        self._backoff.succeed()
+        return reading

@@ -152,6 +152,17 @@ def test_the_calls_of_one_read_share_its_time(stand_in: AmdSmiStandIn) -> None:
     assert reading.devices[0].power_draw_w == 205.0
 
 
+@pytest.mark.parametrize("command", ["static", "process"])
+def test_a_command_that_hangs_does_not_slow_the_next_reading(stand_in: AmdSmiStandIn, command: str) -> None:
+    stand_in.does(command, HANG)
+    probe = AmdSmi()
+    probe.read(1.5)
+    reading = in_time(9.0, lambda: probe.read(10.0))
+    assert [command in problem.message for problem in reading.problems] == [True]
+    assert (reading.devices[0].processes is None) == (command == "process")
+    assert (reading.devices[0].name is None) == (command == "static")
+
+
 def test_the_output_of_rocm_smi_counts_despite_an_error_status(put_tool: PutTool, tmp_path: Path) -> None:
     (tmp_path / "out").write_text(ROCM_SMI_JSON)
     put_tool("rocm-smi", 'echo "$*" > calls; cat out; echo "one figure is not supported" >&2; exit 2')

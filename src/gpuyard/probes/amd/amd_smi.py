@@ -26,7 +26,7 @@ from gpuyard.errors import ProbeCrashed, ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
-from gpuyard.probes.run_tool import Deadline, ToolOutput, optional, run_until
+from gpuyard.probes.run_tool import Deadline, OptionalCall, ToolOutput, run_until
 
 NAME = "amd-smi"
 # A card as AMD SMI's JSON describes it.
@@ -242,6 +242,7 @@ class AmdSmi:
         self._listed: Reading | None = None
         self._static: Reading | None = None
         self._indexes: set[int | None] = set()
+        self._statics, self._users = (OptionalCall(Vendor.AMD, f"`{NAME} {each}`") for each in ("static", "process"))
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
@@ -257,8 +258,8 @@ class AmdSmi:
         indexes = {device.index for device in metric.devices}
         if known and indexes != self._indexes:
             listed = self._list(deadline)
-        static = self._static or optional(lambda: _call("static", deadline=deadline), Vendor.AMD, f"`{NAME} static`")
-        processes = optional(lambda: _call("process", deadline=deadline), Vendor.AMD, f"`{NAME} process`")
+        static = self._static or self._statics.read(lambda: _call("static", deadline=deadline), deadline)
+        processes = self._users.read(lambda: _call("process", deadline=deadline), deadline)
         self._indexes, self._static = indexes, None if static.problems else static
         return merge(metric, listed, static, processes)
 

@@ -21,7 +21,7 @@ from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.intel.sysfs import device_id, processes_of, without_shared_uuids
-from gpuyard.probes.run_tool import Deadline, optional, run_until
+from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "xpu-smi"
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
@@ -51,6 +51,7 @@ class XpuSmi:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
         self._dumps = _DUMPS
+        self._users = OptionalCall(Vendor.INTEL, "who uses the devices is unknown")
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
@@ -62,8 +63,7 @@ class XpuSmi:
         except ProbeError:
             self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
-        about = "who uses the devices is unknown"
-        users = optional(lambda: _ask([NAME, "ps", "-j"], deadline), Vendor.INTEL, about)
+        users = self._users.read(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
         listed = {device.index: device.processes or () for device in users.devices}
         devices = []
         for device in known:

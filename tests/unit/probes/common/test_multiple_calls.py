@@ -7,7 +7,7 @@ import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeTimeout
 from gpuyard.model.machine_snapshot import Device, Reading, Vendor
-from gpuyard.probes.run_tool import Deadline, optional, problem_beside, run_until
+from gpuyard.probes.run_tool import Deadline, OptionalCall, problem_beside, run_until
 
 Tools = Callable[[str, str], Path]
 ANSWER = Reading(devices=(Device(id="a", vendor=Vendor.AMD),))
@@ -33,6 +33,27 @@ def test_the_problem_of_an_optional_call_does_not_contain_its_timeout() -> None:
 
 
 def test_an_optional_call_that_fails_leaves_a_problem() -> None:
-    (problem,) = optional(failing, Vendor.AMD, "names").problems
+    names = OptionalCall(Vendor.AMD, "names")
+    (problem,) = names.read(failing, Deadline(9)).problems
     assert (problem.source, problem.message) == ("tool", "names: it ended with status 3")
-    assert optional(lambda: ANSWER, Vendor.AMD, "names") == ANSWER
+    assert names.read(lambda: ANSWER, Deadline(9)) == ANSWER
+
+
+def test_an_optional_call_that_hangs_is_left_out_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls, hangs = 100.0, 0, True
+    monkeypatch.setattr("gpuyard.probes.run_tool.time.monotonic", lambda: now)
+
+    def call() -> Reading:
+        nonlocal calls
+        calls += 1
+        if hangs:
+            raise ProbeTimeout("tool", "no answer within 1.3 s")
+        return ANSWER
+
+    users = OptionalCall(Vendor.AMD, "users")
+    for now, called in ((100.0, 1), (100.9, 1), (101.0, 2), (102.9, 2), (103.0, 3)):  # noqa: B007 - read by the clock
+        assert users.read(call, Deadline(9)).problems[0].message == "users: no answer in time"
+        assert calls == called
+    hangs, now = False, 107.0
+    assert users.read(call, Deadline(9)) == users.read(call, Deadline(9)) == ANSWER
+    assert calls == 5
