@@ -1,12 +1,10 @@
-"""Makes a snapshot of the code of a submission: copies of the files of a tree, in a folder of the queue. It imports
-little.
+"""Makes a snapshot of the code of a submission: copies of the files of a Git work tree with its submodules, or of a
+folder without Git, in a folder of the queue.
 
-- The tree is the Git work tree that holds the working directory, with its submodules, or a folder without Git.
 - Files that Git tracks or does not ignore are copied, by reflink where the disk can. Never by hard link: an editor that
 writes in place would change the snapshot. `__pycache__` is left out: two versions of the code would share it.
 - What Git ignores (data, results, virtual environments) is linked to, so that a job writes to the tree itself.
 - Symbolic links stay links. One that leads out of the tree is made absolute, and never followed.
-- The folder gets its name when it is complete. One that no job uses is removed by the daemon (`daemon/job_code`).
 """
 
 import contextlib
@@ -48,10 +46,13 @@ def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, s
         files, linked = _list(root, folder, limits, is_git=found is not None)
         _check_size(files, root, folder, limits)
         os.mkdir(draft, 0o700)
-        os.mkdir(f"{draft}/{TREE}", 0o700)
-        listed = list(_copy_all(root, f"{draft}/{TREE}", files))
-        _link_all(root, f"{draft}/{TREE}", linked)
-        _make_cwd(root, f"{draft}/{TREE}", cwd)
+        os.mkdir(tree := f"{draft}/{TREE}", 0o700)
+        folders = {""}
+        listed = list(_copy_all(root, tree, files, folders))
+        for each in linked:  # what Git ignores; a folder that holds nothing else is linked to as a whole
+            _make_above(root, tree, each, folders)
+            os.symlink(f"{root}/{each}", f"{tree}/{each}")
+        _make_cwd(root, tree, cwd)
         write_listing(f"{draft}/{FILES}", root, listed)
         os.rename(draft, f"{folder}/{name}")
     except BaseException as error:
@@ -81,10 +82,11 @@ def _list(root: str, folder: str, limits: SnapshotLimits, *, is_git: bool) -> "t
     inner = os.path.relpath(folder, root) if os.path.commonpath([root, folder]) == root else None
     if not is_git:
         return _walk(root, inner, limits), []
-    names, linked = git_files.list_tree(root)
+    names, ignored = git_files.list_tree(root)
+    linked = dict.fromkeys(each.rstrip("/") for each in ignored)
     files = [each for name in names if not _is_within(name, inner) for each in _find(root, name, inner, limits)]
-    kept = [each for each in linked if each.rstrip("/").rpartition("/")[2] not in _LEFT_OUT]
-    return files, [each for each in kept if not each.endswith(".pyc") and not _is_within(each, inner)]
+    kept = [each for each in linked if each.rpartition("/")[2] not in _LEFT_OUT and not each.endswith(".pyc")]
+    return files, [each for each in kept if not _is_within(each, inner)]
 
 
 def _is_within(path: str, folder: str | None) -> bool:
@@ -150,20 +152,30 @@ def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str
     )
 
 
-def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]":
-    known = {""}
+def _make_above(root: str, tree: str, name: str, known: "set[str]") -> None:
+    """Make the folders above the name that are not `known`, with the modes that they have in the tree."""
+    above, missing = name.rpartition("/")[0], []
+    while above not in known:
+        missing.append(above)
+        above = above.rpartition("/")[0]
+    for each in reversed(missing):
+        os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
+    known.update(missing)
+
+
+def _copy_all(root: str, tree: str, files: "list[Listed]", folders: "set[str]") -> "Iterator[Listed]":
     can_clone = True
     for name, found in files:
-        above, missing = name.rpartition("/")[0], []
-        while above not in known:
-            missing.append(above)
-            above = above.rpartition("/")[0]
-        for each in reversed(missing):
-            os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
-        known.update(missing)
+        _make_above(root, tree, name, folders)
         status: os.stat_result | None = found
         if stat.S_ISLNK(found.st_mode):
-            os.symlink(_link_target(root, name), f"{tree}/{name}")
+            target, above = os.readlink(f"{root}/{name}"), os.path.dirname(f"{root}/{name}")
+            meant = os.path.normpath(os.path.join(above, target))
+            if meant != root and not meant.startswith(f"{root}/"):
+                target = meant
+            elif os.path.isabs(target):  # the same place of the snapshot
+                target = os.path.relpath(meant, above)
+            os.symlink(target, f"{tree}/{name}")
         else:
             status, can_clone = _copy(f"{root}/{name}", f"{tree}/{name}", can_clone=can_clone)
         if status is not None:
@@ -204,27 +216,6 @@ def _clone(reading: int, writing: int) -> bool:
     except OSError:  # another file system, or one that cannot share blocks
         return False
     return True
-
-
-def _link_target(root: str, name: str) -> str:
-    """Return the target of a copied link: within the tree the same place of the snapshot, else an absolute path."""
-    target, above = os.readlink(f"{root}/{name}"), os.path.dirname(f"{root}/{name}")
-    meant = os.path.normpath(os.path.join(above, target))
-    if meant != root and not meant.startswith(f"{root}/"):
-        return meant
-    return os.path.relpath(meant, above) if os.path.isabs(target) else target
-
-
-def _link_all(root: str, tree: str, linked: "list[str]") -> None:
-    """Link to what Git ignores. A folder that holds nothing else is linked to as a whole."""
-    for name in (each.rstrip("/") for each in linked):
-        parts = name.split("/")
-        for end in range(1, len(parts)):
-            above = "/".join(parts[:end])
-            if not os.path.lexists(f"{tree}/{above}"):
-                os.mkdir(f"{tree}/{above}", 0o700)
-        if not os.path.lexists(f"{tree}/{name}"):
-            os.symlink(f"{root}/{name}", f"{tree}/{name}")
 
 
 def _make_cwd(root: str, tree: str, cwd: str) -> None:

@@ -29,6 +29,7 @@ _PASSED = {
 # Settings of this user that start programs, or would write to the index.
 _OFF = ("--no-optional-locks", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _HINT = "submit with --no-snapshot"
+_WITHIN_S = 30.0
 
 
 @contextmanager
@@ -46,7 +47,11 @@ def open_git(root: str) -> "Iterator[Git]":
         borrowed = {"GIT_INDEX_FILE": f"{theirs}/index", "GIT_OBJECT_DIRECTORY": f"{shared}/objects"}
         yield Git(program, root, {**others, **borrowed, "GIT_DIR": own, "GIT_WORK_TREE": root})
     finally:
-        _remove(own)
+        for folder in (f"{own}/refs", f"{own}/info", own):
+            if os.path.isdir(folder):
+                for name in os.listdir(folder):
+                    os.unlink(f"{folder}/{name}")
+                os.rmdir(folder)
 
 
 def _fill(own: str, theirs: str, shared: str, commit: str | None) -> None:
@@ -67,14 +72,6 @@ def _fill(own: str, theirs: str, shared: str, commit: str | None) -> None:
     for name, text in texts.items():
         with open(f"{own}/{name}", "x", encoding="ascii") as file:
             file.write(text)
-
-
-def _remove(own: str) -> None:
-    for folder in (f"{own}/refs", f"{own}/info", own):
-        if os.path.isdir(folder):
-            for name in os.listdir(folder):
-                os.unlink(f"{folder}/{name}")
-            os.rmdir(folder)
 
 
 class Git:
@@ -98,14 +95,14 @@ class Git:
                 )  # fmt: skip
                 started.append(process)
             for command, process in zip(commands, started, strict=True):
-                output, _ = process.communicate(timeout=30)
+                output, _ = process.communicate(timeout=_WITHIN_S)
                 if code := process.returncode:
-                    problem = f"`git {command[0]}` failed in {printable(self._root)} (status {code})"
-                    raise EnvironmentFault(problem, hint=_HINT)
+                    place = printable(self._root)
+                    raise EnvironmentFault(f"`git {command[0]}` failed in {place} (status {code})", hint=_HINT)
                 found.append([name for name in os.fsdecode(output).split("\0") if name])
         except subprocess.TimeoutExpired as error:
             hint = f"is a file of the tree a pipe? Or {_HINT}"
-            raise EnvironmentFault("git did not end within 30 s", hint=hint) from error
+            raise EnvironmentFault(f"git did not end within {_WITHIN_S:g} s", hint=hint) from error
         finally:
             for process in started:
                 process.kill()
@@ -129,9 +126,7 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
     """Return what is tracked (it may be missing) or new, and what is ignored; a folder ends with `/`."""
     to_copy = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
     to_link = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
-    files: list[str] = []
-    linked: list[str] = []
-    pending = [""]
+    files, linked, pending = list[str](), list[str](), [""]
     while pending:
         at = pending.pop()
         with open_git(f"{root}/{at}".rstrip("/")) as git:

@@ -15,7 +15,7 @@ from gpuyard.system.user_directories import user_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
 # Set for a job that runs in a snapshot.
@@ -77,8 +77,7 @@ def _commit(text: str) -> str | None:
 
 def read_text(path: str, most: int = 4096) -> str:
     """Return the beginning of a file of a repository; empty if it cannot be read, or does not count."""
-    content = _read_start(path, most, os.O_NOFOLLOW, _is_ours)
-    return (content or b"").decode(errors="surrogateescape")
+    return (_read_start(path, most, os.O_NOFOLLOW, is_ours=True) or b"").decode(errors="surrogateescape")
 
 
 def _is_ours(found: os.stat_result, above: str | None = None) -> bool:
@@ -107,8 +106,7 @@ def command_words(words: "Sequence[str]", directory: str | None) -> list[str]:
 def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | None) -> "tuple[str, dict[str, Any]]":
     """Return the working directory, and the fields of a `CodeRecord`; with a snapshot if one is wanted. wants_snapshot:
     None: as `[submit]` says. A job that runs in a snapshot submits jobs that run in the same one."""
-    inherited = _inherited(cwd)
-    if inherited is not None:
+    if (inherited := _inherited(cwd)) is not None:
         cwd, snapshot = inherited
         code = code_of(command, cwd)
         return cwd, code if wants_snapshot is False else {**code, "snapshot": snapshot}
@@ -145,12 +143,11 @@ class RemovedIfRefused:
         pass
 
     def __exit__(self, kind: "type[BaseException] | None", *_: object) -> None:
-        if self._snapshot is None or kind is None or not issubclass(kind, UserError):
-            return
-        if self._snapshot["folder"] != os.environ.get(_IN_SNAPSHOT):
+        folder = (self._snapshot or {}).get("folder")
+        if kind is not None and issubclass(kind, UserError) and folder not in (None, os.environ.get(_IN_SNAPSHOT)):
             from gpuyard.client.code_snapshot import remove_snapshot
 
-            remove_snapshot(os.path.dirname(self._snapshot["folder"]))
+            remove_snapshot(os.path.dirname(folder))
 
 
 def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
@@ -160,13 +157,12 @@ def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
         return None
     from gpuyard.system.code_snapshot_listing import FILES, read_listing
 
-    above = os.path.dirname(folder)
+    above, name = os.path.split(os.path.dirname(folder))
     try:
-        root, _ = read_listing(f"{above}/{FILES}")
+        root, _ = read_listing(f"{above}/{name}/{FILES}")
     except OSError:
         return None
-    snapshot = {"name": os.path.basename(above), "folder": folder, "root": root, "cwd": cwd}
-    return root + cwd.removeprefix(folder), snapshot
+    return root + cwd.removeprefix(folder), {"name": name, "folder": folder, "root": root, "cwd": cwd}
 
 
 def submission_facts(
@@ -185,18 +181,13 @@ def submission_facts(
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
     root, script = work_tree(cwd), find_script(command, cwd)
     commit = None if root is None else read_commit(root)
-    return {
-        "root": root,
-        "commit": commit,
-        "script": script,
-        "digest": None if script is None else script_digest(script),
-    }
+    digest = None if script is None else script_digest(script)
+    return {"root": root, "commit": commit, "script": script, "digest": digest}
 
 
 def find_script(command: "Sequence[str]", cwd: str) -> str | None:
     """Return the script as an absolute path: the first argument that is a file with the ending of a script, the module
     of `-m`, or a program given by its path that begins with `#!`. None if there is none."""
-    # Files that people edit and interpreters run.
     endings = (".py", ".sh", ".bash", ".zsh", ".fish", ".r", ".jl", ".lua", ".pl", ".rb", ".js", ".ts", ".ipynb", ".m")
     for word in command:
         if word.lower().endswith(endings) and (path := _file(cwd, word)) is not None:
@@ -218,21 +209,18 @@ def script_digest(path: str) -> str | None:
     return str(blake2b(content, digest_size=16).hexdigest())
 
 
-def _read_start(
-    path: str, most: int, flags: int = 0, is_accepted: "Callable[[os.stat_result], bool]" = lambda _: True
-) -> bytes | None:
-    """Return the first bytes of a regular file that is accepted; None if it cannot be read."""
+def _read_start(path: str, most: int, flags: int = 0, *, is_ours: bool = False) -> bytes | None:
+    """Return the first bytes of a regular file; None if it cannot be read, or if it has to be `_is_ours` and is not."""
+    descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+        found = os.fstat(descriptor)
+        return os.read(descriptor, most) if stat.S_ISREG(found.st_mode) and (not is_ours or _is_ours(found)) else None
     except (OSError, ValueError):
         return None
-    try:
-        found = os.fstat(descriptor)
-        return os.read(descriptor, most) if stat.S_ISREG(found.st_mode) and is_accepted(found) else None
-    except OSError:
-        return None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _file(cwd: str, name: str) -> str | None:
@@ -283,4 +271,4 @@ def framework_of(command: "Sequence[str]", cwd: str) -> str:
 def _read_small(path: str) -> bytes | None:
     """Return the content. A larger file is no configuration, and no script that tells its framework."""
     content = _read_start(path, _MEGABYTE + 1)
-    return None if content is None or len(content) > _MEGABYTE else content
+    return content if content is not None and len(content) <= _MEGABYTE else None

@@ -1,8 +1,7 @@
 """Brings what jobs wrote in a snapshot back to the tree that it was made of, before their ends are reported.
 
 - A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none, and
-  nothing that is mounted in the snapshot.
-- On one disk a result is a hard link in the tree; else it is a copy, which is made again if the file changes.
+  nothing that is mounted in the snapshot. On one disk it becomes a hard link in the tree, else a copy.
 - A file of the tree that has changed since the submission is never overwritten: the result gets the name of the job
   behind its own, such as `results.csv.job-17`.
 - Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none: `brought` in
@@ -40,21 +39,16 @@ class Brought(Struct, frozen=True, kw_only=True):
 
 def bring_results(snapshot: str, label: str) -> Brought:
     """Bring back what is new in the snapshot `snapshots/NAME`. `label` names the job, such as `job-17`."""
-    try:
-        with _locked(snapshot):
-            try:
-                brought = _Bringing(snapshot, label).bring()
-            except OSError as error:
-                brought = Brought(problem=_text_of(error, snapshot))
-            _note_problem(f"{snapshot}/{UNBROUGHT}", label, brought.problem)
-            return brought
-    except OSError as error:
-        return Brought(problem=_text_of(error, snapshot))
-
-
-def _text_of(error: OSError, snapshot: str) -> str:
-    path = error.filename or snapshot
-    return f"{path} does not exist" if isinstance(error, FileNotFoundError) else f"{path}: {error.strerror}"
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(FolderTree(snapshot))
+            fcntl.flock(folder.descriptor, fcntl.LOCK_EX)
+            brought = _Bringing(snapshot, label).bring(folder)
+        except OSError as error:
+            what = " does not exist" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
+            brought = Brought(problem=f"{error.filename or snapshot}{what}")
+        _note_problem(f"{snapshot}/{UNBROUGHT}", label, brought.problem)
+        return brought
 
 
 def unbrought_results(snapshot: str) -> tuple[str, str] | None:
@@ -79,19 +73,9 @@ def _note_problem(path: str, label: str, problem: str | None) -> None:
         _log.warning("%s cannot be written: %s", path, error.strerror)
 
 
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    descriptor = os.open(folder, FOLDER)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 class _Bringing:
     def __init__(self, snapshot: str, label: str) -> None:
-        self._snapshot, self._tree, self._label = snapshot, f"{snapshot}/{TREE}", label
+        self._tree, self._label = f"{snapshot}/{TREE}", label
         self._list = f"{snapshot}/{BROUGHT}"
         self._root, self._copied = read_listing(f"{snapshot}/{FILES}")
         self._before: dict[str, Version] = {}
@@ -102,11 +86,13 @@ class _Bringing:
         self._problems: list[str] = []
         self._count = 0
 
-    def bring(self) -> Brought:
-        with FolderTree(self._snapshot) as snapshot, contextlib.ExitStack() as opened:
+    def bring(self, snapshot: FolderTree) -> Brought:
+        with contextlib.ExitStack() as opened:
             root: int | None = None
             for entry in snapshot.walk(
-                self._note_unread, [TREE], skips=lambda path: path == f"{TREE}/.git" or path.endswith("/__pycache__")
+                lambda error: self._note(error.filename, error, is_there=not isinstance(error, FileNotFoundError)),
+                [TREE],
+                skips=lambda path: path == f"{TREE}/.git" or path.endswith("/__pycache__"),
             ):
                 path = entry.path.removeprefix(f"{TREE}/")
                 if entry.is_folder or not self._is_result(path, entry):
@@ -125,9 +111,6 @@ class _Bringing:
         problem = f"{self._problems[0]}{more}" if self._problems else None
         return Brought(count=self._count, renamed=tuple(self._renamed), problem=problem)
 
-    def _note_unread(self, error: OSError) -> None:
-        self._note(error.filename, error, is_there=not isinstance(error, FileNotFoundError))
-
     def _note(self, path: str, error: OSError, *, is_there: bool) -> None:
         """What is mounted in the snapshot is no result, nor is what another job has removed meanwhile."""
         if is_there and not isinstance(error, Mounted):
@@ -142,22 +125,23 @@ class _Bringing:
 
     def _place(self, root: int, path: str, entry: Entry) -> None:
         above, _, name = path.rpartition("/")
-        found, renamed = entry.status, f"{path}.{self._label}"
+        found = entry.status
         with _folder(root, above) as folder:
             there = _status(name, folder)
-            is_renamed = there is not None and not os.path.samestat(there, found)
-            if there is not None and is_renamed and (is_renamed := not self._may_replace(path, there, found)):
+            # As at submission, or as it was brought back before: it may be replaced.
+            known = (self._copied.get(path), self._brought.get(path), _version(found))
+            is_renamed = (
+                there is not None
+                and not os.path.samestat(there, found)
+                and (stat.S_ISDIR(there.st_mode) or _version(there) not in known)
+            )
+            if is_renamed:
                 name = f"{name}.{self._label}"
                 there = _status(name, folder)
             if there is None or not (os.path.samestat(there, found) or _version(there) == _version(found)):
                 self._put(entry, name, folder)
-        self._renamed += [renamed] if is_renamed else []
+        self._renamed += [f"{path}.{self._label}"] if is_renamed else []
         self._brought[path] = _version(found)
-
-    def _may_replace(self, path: str, there: os.stat_result, found: os.stat_result) -> bool:
-        """Return whether the file of the tree is as at submission, or as it was brought back before."""
-        known = (self._copied.get(path), self._brought.get(path), _version(found))
-        return not stat.S_ISDIR(there.st_mode) and _version(there) in known
 
     def _put(self, entry: Entry, name: str, folder: int) -> None:
         draft = f".{name[:200]}.gpuyard"
