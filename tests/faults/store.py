@@ -150,7 +150,7 @@ FAULTS = (
     Fault(
         id="store-backup-has-secrets",
         file="src/gpuyard/store/backup.py",
-        old='        copy.execute("DELETE FROM secrets")\n',
+        old='                copy.execute("DELETE FROM secrets")\n',
         new="",
         breaks="A backup, which is copied to other machines, holds the tokens and passwords of waiting jobs.",
         near=("tests/integration/test_backup.py",),

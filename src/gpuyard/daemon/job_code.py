@@ -2,14 +2,12 @@
 and the folder of code snapshots.
 
 - The loop never reads the user's files itself: their disk may hang. What cannot be told within a second is unknown.
-- All submissions from a work tree that wait for an answer share one call of `git`, which begins after the last of them.
 - The script of an attempt is read right after its start was recorded. A job with a snapshot runs the script as it was.
 - A snapshot with a job that has not ended is never removed. It is removed some time after its last job has ended
   (`[keep] snapshots`), or when all its jobs are deleted; after an hour if its submission never arrived.
 - Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays, and a
   file in it says why: it is tried again after the next end of a job, every hour and by `gpuyard clean`.
 - What is mounted in a snapshot is never removed, nor what another user owns: it stays, and a notice names it.
-- Files are read and removed in a thread. A snapshot is renamed first: no job finds half of one.
 """
 
 import asyncio
@@ -110,8 +108,7 @@ class CodeWatch:
         store = self._scheduler.store
         while self._started:
             started, self._started = self._started, []
-            paths = {path for _, _, path, _ in started}
-            digests = await self._scripts.run(partial(_digests, paths))
+            digests = {path: await self._scripts.run(partial(script_digest, path)) for _, _, path, _ in started}
             changed = [each for each in started if digests[each[2]] not in (None, each[3])]
             await self._scheduler.checkpoints.may_write()
             if not changed:
@@ -135,10 +132,6 @@ async def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await work()
     except StoreFault as error:
         _log.warning("what code jobs ran could not be recorded: %s", error)
-
-
-def _digests(paths: set[str]) -> dict[str, str | None]:
-    return {path: script_digest(path) for path in paths}
 
 
 def _has_changes(root: str) -> bool | None:
@@ -227,8 +220,8 @@ class CodeSnapshots:
                 self.has_ended = True
                 # The engine brings none if the attempt ran elsewhere, or an earlier daemon had started it.
                 is_ours = attempt is None or bool(attempt.engine) or attempt.since < self._since
-                is_ours = is_ours or self._ended.get(snapshot.name, ("", False))[1]
-                self._ended[snapshot.name] = f"job-{event.job.id}", is_ours
+                _, was_ours = self._ended.get(snapshot.name, ("", False))
+                self._ended[snapshot.name] = f"job-{event.job.id}", is_ours or was_ours
 
     async def bring_results(self) -> None:
         """Bring back what the engine did not, or could not."""
@@ -300,8 +293,7 @@ class CodeSnapshots:
 
     async def _remove(self, name: str) -> None:
         """Remove a folder. If something in it stays, it is tried again in the next round."""
-        problems = await self._thread.run(partial(remove_tree, f"{self.folder}/{name}"))
-        if problems:
+        if problems := await self._thread.run(partial(remove_tree, f"{self.folder}/{name}")):
             self._staying[name] = f"{problems[0].filename}: {problems[0].strerror}"
 
 

@@ -1,11 +1,9 @@
-"""Keeps what `[keep]` in config.toml says, and deletes the rest: old finished jobs, logs, and secrets of ended
-jobs.
+"""Keeps what `[keep]` in config.toml says, and deletes the rest: old finished jobs, logs, and secrets of ended jobs.
 
 - No piece of work holds up the loop for more than a few milliseconds, and all together take a tenth of its time at
   most. Log files are listed and removed in a thread, which sleeps now and then: other threads wait 5 ms for Python's
   global lock unless its holder sleeps.
 - The log of a job that has not finished is never removed: it runs, or may be retried.
-- What cannot be deleted now, such as on a full disk, is deleted in a later round.
 """
 
 import asyncio
@@ -69,8 +67,8 @@ def list_logs(folders: Iterable[Path]) -> list[LogFile]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            hint = "see the owner and mode of this folder"
-            raise EnvironmentFault(f"{folder} cannot be read: {error.strerror}", hint=hint) from error
+            problem, hint = f"{folder} cannot be read: {error.strerror}", "see the owner and mode of this folder"
+            raise EnvironmentFault(problem, hint=hint) from error
     return sorted(found, key=lambda log: log.changed_at)
 
 

@@ -15,7 +15,6 @@ import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -91,11 +90,6 @@ class UninstallBlocker(Struct, frozen=True):
     advice: str
 
 
-class Size(Struct, frozen=True):
-    files: int
-    bytes: int
-
-
 # Find
 
 
@@ -158,12 +152,11 @@ def _workspace_logs(logs: Iterable[str]) -> Iterator[InstalledFiles]:
     for log in logs:
         if not os.path.islink(log) and _text(Path(log)).startswith("# log of the workspace ") and _is_ours(Path(log)):
             by_folder.setdefault(os.path.dirname(log), []).append(os.path.basename(log))
+    what = "logs of workspaces"
     for folder, names in by_folder.items():
         is_own = os.path.basename(folder) == "train_logs"
         shown = folder if is_own else os.path.join(folder, "*_scheduler.log")
-        yield InstalledFiles(
-            what="logs of workspaces", folder=folder, names=tuple(names), shown=shown, is_own_folder=is_own
-        )
+        yield InstalledFiles(what=what, folder=folder, names=tuple(names), shown=shown, is_own_folder=is_own)
 
 
 def _kept_files(workspaces: Sequence[str], folders: Iterable[Path]) -> Iterator[KeptFile]:
@@ -258,9 +251,10 @@ def _run_tool(*command: str) -> tuple[str, str | None]:
     """Return the output and an error message or None. A program that is not installed has no output and no error."""
     if shutil.which(command[0]) is None:
         return "", None
-    options: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "timeout": _TIMEOUT_S}
     try:
-        done = subprocess.run(command, capture_output=True, check=False, **options)
+        done = subprocess.run(
+            command, capture_output=True, check=False, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"`{' '.join(command)}` failed: {error}"
     if done.returncode:
@@ -268,13 +262,14 @@ def _run_tool(*command: str) -> tuple[str, str | None]:
     return done.stdout, None
 
 
-def measure(place: InstalledFiles) -> Size:
+def measure(place: InstalledFiles) -> tuple[int, int]:
+    """Return the number of this user's files, and their bytes."""
     own = os.geteuid()
     with contextlib.suppress(OSError), FolderTree(place.folder, follows=not place.is_own_folder) as folder:
         entries = folder.walk(lambda _: None, place.names)
         sizes = [each.status.st_size for each in entries if each.status.st_uid == own and not each.is_folder]
-        return Size(len(sizes), sum(sizes))
-    return Size(0, 0)
+        return len(sizes), sum(sizes)
+    return 0, 0
 
 
 # Remove
@@ -295,11 +290,11 @@ def find_blockers() -> list[UninstallBlocker]:
         text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         advice = "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait all`"
         found.append(UninstallBlocker(f"jobs run or wait ({text})", advice))
-    holders = []
+    own = []
     if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         ledger = Ledger(folder)
         holders = [*(each.holder for each in ledger.leases()), *(each.holder for each in ledger.tickets())]
-    own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
+        own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
     if own:
         pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")
         text = f"your programs hold GPUs or wait for them (pid {pids})"
@@ -319,7 +314,10 @@ def uninstall() -> list[KeptFile]:
     has_unit = bool(_unit_files())
     problems = _systemctl("disable", "--now", _UNIT) if has_unit else []
     with contextlib.suppress(NoDaemon):
-        _stop_daemon()
+        with DaemonConnection(daemon_places.socket_path(), may_start=False, on_notice=lambda _: None) as daemon:
+            pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
+            daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
+        await_end(daemon_places.lock_path(), pid)
     with contextlib.ExitStack() as stack:
         # Its lock keeps a daemon from starting. Without a queue's folder, none can start.
         if Path(daemon_places.state_folder()).is_dir():
@@ -338,13 +336,6 @@ def _systemctl(*arguments: str) -> list[KeptFile]:
     """Run it for the user's units. Without systemd, the unit does not run."""
     problem = _run_tool("systemctl", "--user", *arguments)[1]
     return [] if problem is None else [KeptFile(_UNIT, problem)]
-
-
-def _stop_daemon() -> None:
-    with DaemonConnection(daemon_places.socket_path(), may_start=False, on_notice=lambda _: None) as daemon:
-        pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
-        daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
-    await_end(daemon_places.lock_path(), pid)
 
 
 def remove(places: Iterable[InstalledFiles]) -> list[KeptFile]:

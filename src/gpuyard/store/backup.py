@@ -1,10 +1,8 @@
 """Backups of the queue's database: made while the daemon runs, and restored while it does not.
 
-- A backup is one file, a database of the same schema, without secrets, of one moment. Nothing waits for it.
-- A restored queue never runs a job by itself: a job that had not finished is held, because it may have run since the
-  backup was made, or run on the machine that the backup comes from.
-- The database before a restore is kept beside the new one.
-"""
+A backup is one file, a database of the same schema, without secrets, of one moment. Nothing waits for it. A restored
+queue never runs a job by itself: a job that had not finished is held, because it may have run since the backup was
+made, or run on the machine that the backup comes from. The database before a restore is kept beside the new one."""
 
 import contextlib
 import json
@@ -65,27 +63,20 @@ def back_up(database: Path, target: Path, *, overwrite: bool = False) -> BackupC
         except OSError as error:
             raise EnvironmentFault(f"{draft} cannot be written: {error.strerror}") from error
         try:
-            found = _copy_database(reader, draft)
+            with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+                # Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
+                reader.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+                copy.execute("PRAGMA secure_delete = ON")
+                copy.execute("BEGIN")
+                copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
+                copy.execute("DELETE FROM secrets")
+                copy.execute("COMMIT")
+                found = _count(copy, os.path.getsize(draft))
             _write(draft, target, overwrite=overwrite)
             return found
         finally:
             os.unlink(draft)
-
-
-def _copy_database(connection: sqlite3.Connection, draft: Path) -> BackupContent:
-    """Copy the database of a connection, without secrets, while others use it; it needs no write-ahead log.
-
-    Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
-    """
-    with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
-        connection.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")
-        copy.execute("PRAGMA secure_delete = ON")
-        copy.execute("BEGIN")
-        copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
-        copy.execute("DELETE FROM secrets")
-        copy.execute("COMMIT")
-        return _count(copy, os.path.getsize(draft))
 
 
 def _write(draft: Path, target: Path, *, overwrite: bool) -> None:
@@ -96,25 +87,21 @@ def _write(draft: Path, target: Path, *, overwrite: bool) -> None:
             shutil.copyfileobj(content, file)
             file.flush()
             os.fsync(file.fileno())
-        _rename(beside, target, overwrite=overwrite)
+        try:
+            if not overwrite:
+                os.link(beside, target)  # fails if the target exists by now
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links, as on a memory stick
+            overwrite = True
+        if overwrite:
+            os.replace(beside, target)
     except OSError as error:
         hint = "name a file in a folder that exists, that you can write to and that has enough space"
         raise EnvironmentFault(f"{target} cannot be written: {error.strerror}", hint=hint) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
-
-
-def _rename(draft: Path, target: Path, *, overwrite: bool) -> None:
-    if not overwrite:
-        try:
-            os.link(draft, target)  # fails if the target exists by now
-            return
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links, as on a memory stick
-            pass
-    os.replace(draft, target)
 
 
 def count_unfinished(database: Path) -> dict[str, int]:
@@ -153,7 +140,15 @@ def restore(draft: Path, database: Path, begun: Mapping[int, int]) -> Restored:
     try:
         progress = QueueProgress(record.progress.generation + 1, record.progress.last_id)
         content, again = _prepare(draft, progress, begun)
-        aside = _keep_before(database)
+        aside = None
+        if database.exists():  # it stays beside the new one, with what its write-ahead log holds
+            aside = f"{database}.before-restore-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+            with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as before:
+                before.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            os.link(database, aside)
+            for suffix in ("-wal", "-shm"):  # of a damaged database: it could not be moved into its file
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(f"{database}{suffix}", f"{aside}{suffix}")
         os.replace(draft, database)
         record.write(progress)
     finally:
@@ -186,8 +181,9 @@ def _check(source: Path, draft: Path) -> None:
             )
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.executescript((resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8"))
-            has_own_tables = _tables(copy) == _tables(empty)
-        if not has_own_tables or not are_pages_sound(copy):
+            query = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name, sql"
+            own, found = (each.execute(query).fetchall() for each in (empty, copy))
+        if found != own or not are_pages_sound(copy):
             raise UserError(f"{source} is damaged, or not a backup of gpuyard", hint="use another backup")
 
 
@@ -218,25 +214,6 @@ def _prepare(draft: Path, progress: QueueProgress, begun: Mapping[int, int]) -> 
         copy.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", [(name, str(n)) for name, n in settings])
         copy.execute("COMMIT")
         return _count(copy, os.path.getsize(draft)), again
-
-
-def _keep_before(database: Path) -> str | None:
-    """Keep the present database beside the new one, with what its write-ahead log holds. Return its path."""
-    if not database.exists():
-        return None
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    aside = f"{database}.before-restore-{stamp}"
-    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as before:
-        before.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    os.link(database, aside)
-    for suffix in ("-wal", "-shm"):  # of a damaged database: it could not be moved into its file
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{database}{suffix}", f"{aside}{suffix}")
-    return aside
-
-
-def _tables(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    return sorted(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
 
 
 def _count(connection: sqlite3.Connection, size: int) -> BackupContent:

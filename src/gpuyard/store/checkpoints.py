@@ -1,12 +1,10 @@
 """The database's waits for the disk, in threads: checkpoints of the write-ahead log, and syncs. The event loop goes on.
+A crash at any point loses nothing: the next connection reads what is left in the log.
 
 - A checkpoint follows a second without changes, 16 MB of log, or a minute. Most of the log is copied while the loop
   writes. Then changes wait (`is_paused`, `may_write`) for the rest, which is three syncs of the disk.
 - While others may write, a checkpoint keeps a snapshot of the log open: then no writer begins a new round of the log.
   SQLite up to 3.51.2 may otherwise take frames of the new round for copied ones, and lose them ("WAL-reset bug").
-- The first frame of the next round is written here, too, because that write waits for the disk.
-- Requests are answered when their commits are on disk (`synced`). Requests at the same time share a sync.
-- A crash at any point loses nothing: the next connection reads what is left in the log.
 """
 
 import asyncio

@@ -1,11 +1,10 @@
 """Find rows of the queue's database that cannot be read, and set them aside: all other jobs go on.
 
-Readers of rows do not check them. Where one fails, the daemon calls `set_aside`, which reads every row of every table
-as its readers do, and mends or deletes those that cannot be read, in one transaction. Rules:
+Readers of rows do not check them. Where one fails, the daemon calls `set_aside`, which reads every row as its readers
+do, and mends or deletes those that cannot be read, in one transaction.
 - The row as it was is kept in a file that only this user can read, and is shown nowhere: it may hold an environment.
 - A job keeps its id and what can be read of it. If it waits, it is held, with the reason; so is a job whose live
-  attempt is lost.
-- Rows of all other tables but `specs` are deleted. What the queue counts or derives (counts, lanes) is made anew.
+  attempt is lost. Rows of all other tables but `specs` are deleted, and counts and lanes made anew.
 """
 
 import contextlib

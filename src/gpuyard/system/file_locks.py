@@ -4,12 +4,10 @@
 - A lock belongs to the open file, not to the process: it lasts until the last copy of the descriptor is closed, also in
   forked children. Open files with O_CLOEXEC, and `unlock` before closing: a thread may just have forked.
 - A lock counts only while its file has a name: a process that waited may have locked a file that was removed meanwhile.
-
-Owner locks are open-file-description locks on Linux (F_OFD_SETLK); elsewhere flock, which any reader can hold:
-- A write lock needs a descriptor that is open for writing. So only users who may write to the file, its owner and root,
-  can hold one. The test (`is_held`) takes no lock, and read locks of others do not count.
-- Byte 0 is the lock. A holder that shows that it is not stopped (`beat`) also locks the byte of the present second; a
-  lock changes neither the file nor its times, and wakes up no process that watches the directory."""
+- Owner locks are open-file-description locks on Linux (F_OFD_SETLK); elsewhere flock, which any reader can hold. They
+  need a descriptor that is open for writing: only the file's owner and root can hold one. The test (`is_held`)
+  takes no lock. Byte 0 is the lock. A holder that shows that it is not stopped (`beat`) also locks the byte of the
+  present second: that changes neither the file nor its times, and wakes up no process that watches the directory."""
 
 import contextlib
 import errno

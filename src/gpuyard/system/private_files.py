@@ -1,17 +1,15 @@
-"""Opens folders and files that belong to this user alone, where other users may have prepared traps.
+"""Opens folders and files that belong to this user alone, where other users may have prepared traps. It imports little,
+because every command imports it.
 
 *This user's folder* (`check_folder`, `open_folder`, `open_own`): no other user but root can change what its path leads
-to, as with StrictModes of sshd.
-- The folder belongs to us, and only we can write to it, whatever its sticky bit.
+to, as with StrictModes of sshd. It belongs to us, and only we can write to it, whatever its sticky bit.
 - Every folder and every symbolic link on the path belongs to us or root. Others cannot write to these folders, unless
   they are sticky, as /tmp: there they cannot replace what belongs to us or root.
 - A user's private group, of the same name and without other members, is the user; an access control list is not.
 - Where a container shows unknown owners as nobody, such folders on the path are accepted; the last must be ours.
 
-*A file in any folder* (`open_private`, `open_in_shared`) is opened relative to its folder and checked once it is open.
-Symbolic links, hard links to other files, pipes and everything that belongs to another user are refused.
-
-It imports little, because every command imports it."""
+*A file in any folder* (`open_in_shared`) is opened relative to its folder and checked once it is open. Symbolic links,
+hard links to other files, pipes and everything that belongs to another user are refused."""
 
 import os
 import stat
@@ -164,7 +162,7 @@ def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:
         links += 1
         if links > 40:  # as in the kernel
             raise PrivateFileError(f"{below} leads through too many symbolic links", hint=instead)
-        if not _is_trusted_on_the_way(found.st_uid):
+        if found.st_uid not in (0, os.geteuid()) and not _is_unmapped(found.st_uid):
             message = f"the symbolic link {below} belongs to {_named(found.st_uid)}"
             raise PrivateFileError(message, hint=f"remove it, or {instead}")
         target = os.readlink(below)
@@ -176,7 +174,7 @@ def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:
 def _check_above(folder: str, path: str, instead: str) -> None:
     """Check a folder on the way to `path`: others must not be able to replace what is in it."""
     found = os.lstat(folder)
-    if not _is_trusted_on_the_way(found.st_uid):
+    if found.st_uid not in (0, os.geteuid()) and not _is_unmapped(found.st_uid):
         message = f"{path} is in {folder}, which belongs to {_named(found.st_uid)}"
         raise PrivateFileError(message, hint=f"{instead}, in one of yours")
     if not found.st_mode & stat.S_ISVTX and _is_open_to_others(folder, found):
@@ -184,10 +182,6 @@ def _check_above(folder: str, path: str, instead: str) -> None:
             f"other users can write to {folder}, and so replace {path}",
             hint=f"`chmod go-w {folder}`, or `chmod +t {folder}` if they have to write there; or {instead}",
         )
-
-
-def _is_trusted_on_the_way(uid: int) -> bool:
-    return uid in (0, os.geteuid()) or _is_unmapped(uid)
 
 
 def _is_open_to_others(path: str, found: os.stat_result) -> bool:
@@ -231,14 +225,16 @@ def _named(uid: int) -> str:
         return f"the user {uid}"
 
 
-def open_private(path: str) -> int:
-    """Open a file in a folder that has to be ours too, for appending. Creates both, for this user alone."""
-    return _open(path, is_own=True)
-
-
-def open_in_shared(path: str) -> int:
-    """Open a file of ours in a folder of any user, such as /tmp, for appending. Creates both."""
-    return _open(path, is_own=False)
+def open_in_shared(path: str, *, is_own: bool = False) -> int:
+    """Open a file of ours in a folder of any user, such as /tmp, for appending. Creates both. `is_own`: the folder has
+    to be ours, too."""
+    place = os.path.dirname(path)
+    _make_folder(place, "choose another folder", 0o777)
+    try:
+        return open_to_append(path, is_own=is_own)
+    except OSError as error:
+        culprit = place if error.filename == place else path
+        raise PrivateFileError(f"{culprit} cannot be written: {error.strerror}", hint=_HINT) from error
 
 
 def open_to_append(path: str, mode: int = 0o600, *, is_own: bool = False) -> int:
@@ -279,16 +275,6 @@ def _make_missing(path: str, mode: int) -> None:
     except FileExistsError:  # made by another process just now, or not a folder
         if not os.path.isdir(path):
             raise
-
-
-def _open(path: str, *, is_own: bool) -> int:
-    place = os.path.dirname(path)
-    _make_folder(place, "choose another folder", 0o777)
-    try:
-        return open_to_append(path, is_own=is_own)
-    except OSError as error:
-        culprit = place if error.filename == place else path
-        raise PrivateFileError(f"{culprit} cannot be written: {error.strerror}", hint=_HINT) from error
 
 
 def _open_in(folder: int | None, place: str, name: str, flags: int, mode: int = 0o600) -> int:

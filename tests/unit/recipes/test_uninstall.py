@@ -90,7 +90,7 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
 
     found = find()
     assert found.kept == ()
-    assert sum(measure(place).files for place in found.places) == len(files_in(user))
+    assert sum(measure(place)[0] for place in found.places) == len(files_in(user))
     assert remove(found.places) == []
     assert files_in(user) == []
     assert not state.exists()

@@ -3,17 +3,18 @@
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_private
+from gpuyard.system.private_files import PrivateFileError, open_in_shared
 
 Opener = Callable[[str], int]
 SOMEBODY = 4242
 
 
-@pytest.fixture(params=[open_private, open_in_shared])
+@pytest.fixture(params=[partial(open_in_shared, is_own=True), open_in_shared], ids=["open_private", "open_in_shared"])
 def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
     opened: list[int] = []
 
@@ -103,7 +104,7 @@ def test_a_private_folder_must_not_be_a_link_but_a_shared_folder_may_be(tmp_path
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train_logs").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PrivateFileError, match="train_logs cannot be written: it is a symbolic link"):
-        open_private(str(tmp_path / "train_logs/exp1.log"))
+        open_in_shared(str(tmp_path / "train_logs/exp1.log"), is_own=True)
     os.close(open_in_shared(str(tmp_path / "train_logs/exp1.log")))
     assert (tmp_path / "elsewhere/exp1.log").exists()
 
@@ -121,5 +122,5 @@ def test_another_users_folder_is_refused_for_private_files_only(tmp_path: Path) 
     (tmp_path / "train_logs").mkdir()
     os.chown(tmp_path / "train_logs", SOMEBODY, SOMEBODY)
     with pytest.raises(PrivateFileError, match="train_logs belongs to another user"):
-        open_private(str(tmp_path / "train_logs/exp1.log"))
+        open_in_shared(str(tmp_path / "train_logs/exp1.log"), is_own=True)
     os.close(open_in_shared(str(tmp_path / "train_logs/exp1.log")))

@@ -18,7 +18,7 @@ from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.model.job_spec import session_on
 from gpuyard.ports import Launch
 from gpuyard.system.file_locks import lock_in_time, try_lock
-from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_private
+from gpuyard.system.private_files import PrivateFileError, open_in_shared
 from gpuyard.system.processes import python_command
 from gpuyard.system.write_files import write_atomically
 
@@ -64,7 +64,7 @@ def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
     `other` is a name that only this workspace uses. It is given where workspaces share the folder; then `path` is used
     only if its first line is `line`."""
     for each in filter(None, (path, other)):
-        log = open_private(each)
+        log = open_in_shared(each, is_own=True)
         is_locked = False
         with contextlib.suppress(OSError):  # a file system without locks
             is_locked = try_lock(log)

@@ -30,31 +30,31 @@ def run(typed: Typed) -> int:
     if typed.flag("dry-run") and yes:
         raise UserError("--dry-run and --yes contradict each other", hint="give one of them")
     found, remove_package = find(), find_installation().remove
-    sizes = [(place, measure(place)) for place in found.places if place.names]
+    places = [(place, *measure(place)) for place in found.places if place.names]
     blockers = [] if yes else find_blockers()
     problems = uninstall() if yes else []
     if typed.flag("json"):
-        places = [
-            {"path": place.shown, "what": place.what, "files": size.files, "bytes": size.bytes} for place, size in sizes
+        listed = [
+            {"path": each.shown, "what": each.what, "files": files, "bytes": size} for each, files, size in places
         ]
-        answer = {"places": places, "stays": to_builtins(found.kept), "then": remove_package, "removed": yes}
+        answer = {"places": listed, "stays": to_builtins(found.kept), "then": remove_package, "removed": yes}
         say_json({**answer, "in_use": to_builtins(blockers), "problems": to_builtins(problems)})
         return 1 if problems else 0
     if yes:
-        files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
         some = "; some files could not be removed" if problems else ""
+        files, size = sum(files for _, files, _ in places), sum(size for _, _, size in places)
         say(f"removed {format_count(files, 'file')}, {format_bytes(size)}{some}")
         for each in problems:
             note(f"gpuyard: {each.path}: {each.why}")
     else:
         columns = make_columns("SIZE", "FILES", "WHERE", "WHAT", right=("SIZE", "FILES"))
-        rows = [(format_bytes(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes]
+        rows = [(format_bytes(size), str(files), each.shown, each.what) for each, files, size in places]
         say(*(table_lines(columns, rows) if rows else ["no files found"]))
     if found.kept:
         say("These stay:", *(f"  {each.path}: {each.why}" for each in found.kept))
     say("Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well.")
     say(*(f"first: {each.text}; {each.advice}" for each in blockers))
-    if sizes and not yes:
+    if places and not yes:
         say("Nothing was removed. `gpuyard uninstall --yes` removes these files.")
     say(f"To remove the package itself: {remove_package}")
     return 1 if problems else 0
