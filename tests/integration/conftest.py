@@ -15,6 +15,7 @@ from tests.integration.queue_fixture import (
     queue,  # noqa: F401 - fixtures are found where they are named
 )
 from tests.integration.web_fixture import web  # noqa: F401 - fixtures are found where they are named
+from tests.integration.workspace_fixture import make_tmux, make_workspace, make_workspaces  # noqa: F401 - fixtures
 
 HOLD = (
     "import sys\n"

@@ -16,7 +16,6 @@ from gpuyard.client.fast_http import connect
 from gpuyard.client.paths import lock_path
 from tests.integration.queue_fixture import Daemon, is_gone, until
 from tests.integration.sim_view_fixture import quiet_daemon
-from tests.integration.workspace_fixture import make_tmux  # noqa: F401 - a fixture is found where it is named
 from tests.residency_files import points, write_ply
 from tests.unit.probes.samples_nvidia import XML
 

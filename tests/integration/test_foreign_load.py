@@ -13,12 +13,7 @@ from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspaces,
-    make_tmux,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import Workspaces, until
 
 SEES = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 

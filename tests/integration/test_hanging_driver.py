@@ -10,11 +10,7 @@ from gpuyard import GPUScheduler
 from gpuyard.errors import EnvironmentFault
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspaces,
-    make_tmux,
-    make_workspaces,
-)
+from tests.integration.workspace_fixture import Workspaces
 
 Tools = Callable[[str, str], Path]
 

@@ -11,11 +11,7 @@ from gpuyard import GPUScheduler
 from gpuyard.errors import WaitedTooLong
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspaces,
-    make_tmux,
-    make_workspaces,
-)
+from tests.integration.workspace_fixture import Workspaces
 
 TOTAL_MB, DESKTOP_MB = 16384, 1843
 # Each file in the folder belongs to a program and contains the MB that it holds.

@@ -57,13 +57,12 @@ def add_configs(workspace: Path, *names: str) -> None:
         (workspace / "configs" / f"{name}.yml").write_text("lr: 1\n")
 
 
-def scheduler(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    script = "./scheduler.sh" if cwd is None else str(Path.cwd() / "scheduler.sh")
-    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+def scheduler(*arguments: str, script: str = "./scheduler.sh") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=90, check=False)
 
 
 def ok(*arguments: str) -> str:
-    result = run("workspace", *arguments)
+    result = run_here("workspace", *arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -96,31 +95,26 @@ def open_gates(workspace: Path) -> None:
 # Help
 
 
-def test_all_forms_of_help_are_equal_and_list_every_command(workspace: Path) -> None:
+def test_every_form_of_help_lists_every_command_with_examples_for_the_current_directory(
+    workspace: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = ok("help")
-    assert ok() == ok("--help") == ok("-h") == output
-    for arguments in ([], ["help"], ["--help"]):
-        assert scheduler(*arguments).stdout == output
+    assert ok() == ok("--help") == ok("-h") == scheduler("--help").stdout == scheduler().stdout == output
+    assert output.startswith("Usage: ./scheduler.sh COMMAND\n")
     for command in ("start", "status", "stop", "kill-all", "config", "help", "init"):
         assert f"\n  {command}" in output
     assert "Exit status:" in output
     assert max(map(len, output.splitlines())) <= 80
-
-
-def test_help_shows_example_commands_for_the_current_directory(workspace: Path, tmp_path: Path) -> None:
-    assert ok("help").startswith("Usage: ./scheduler.sh COMMAND\n")
-    (tmp_path / "elsewhere").mkdir()
-    elsewhere = scheduler("help", cwd=tmp_path / "elsewhere").stdout
-    assert elsewhere.startswith(f"Usage: {workspace}/scheduler.sh COMMAND\n")
     other = ok("--config", "mine.yml", "help")
     assert other.startswith(f"Usage: gpuyard workspace --config {workspace}/mine.yml COMMAND\n")
-
-
-def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    output = ok()
-    assert output.startswith("Usage: gpuyard workspace COMMAND\n")
-    assert "scheduler.sh status" not in output
+    script = workspace / "scheduler.sh"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert scheduler("help", script=str(script)).stdout.startswith(f"Usage: {script} COMMAND\n")
+    outside = ok()
+    assert outside.startswith("Usage: gpuyard workspace COMMAND\n")
+    assert "scheduler.sh status" not in outside
+    assert running_pid(own_home / "daemon.lock") is None
 
 
 # Errors
@@ -191,7 +185,7 @@ def test_an_update_says_what_it_read_and_whether_start_would_accept_it(workspace
 # Configuration
 
 
-def test_config_shows_each_value_with_its_source_and_hides_values_of_env(workspace: Path) -> None:
+def test_config_shows_each_value_with_its_source_and_hides_values_of_env(workspace: Path, own_home: Path) -> None:
     lines = ok("config").splitlines()
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
     assert rows["task_name"].split() == ["TASK", "scheduler_config.yml:1"]
@@ -199,15 +193,13 @@ def test_config_shows_each_value_with_its_source_and_hides_values_of_env(workspa
     assert rows["env"].split() == ["API_TOKEN,", "WHO", "scheduler_config.yml:6"]
     starts = {line.rindex("  default") for line in lines if line.startswith(("gpu_count", "max_retries", "engine"))}
     assert len(starts) == 1
-
-
-def test_config_in_json_has_typed_values_and_hides_values_of_env(workspace: Path) -> None:
     answer = json.loads(ok("config", "--json"))
     assert (answer["workspace"], answer["file"]) == (str(workspace), f"{workspace}/scheduler_config.yml")
     settings: dict[str, dict[str, Any]] = answer["settings"]
     assert settings["max_jobs_per_gpu"] == {"value": 2, "from": "default"}
     assert settings["startup_delay"] == {"value": 0.0, "from": "scheduler_config.yml:3"}
     assert settings["env"]["value"] == ["API_TOKEN", "WHO"]
+    assert running_pid(own_home / "daemon.lock") is None
 
 
 # A sweep
@@ -243,7 +235,7 @@ def test_a_rejected_config_is_reported_with_its_reason_and_the_others_start(work
     assert states() == {"-exp2": "completed", "exp1": "not started"}
 
 
-def test_status_shows_a_table_that_fits_the_terminal(workspace: Path) -> None:
+def test_status_shows_a_table_that_fits_the_terminal_and_watch_updates_it_in_place(workspace: Path) -> None:
     add_configs(workspace, "exp1", "a-long-name-that-is-cut-somewhere-in-the-middle")
     for columns in (120, 80, 40):
         lines = run_on_terminal("workspace", "status", columns=columns).splitlines()
@@ -251,54 +243,33 @@ def test_status_shows_a_table_that_fits_the_terminal(workspace: Path) -> None:
         assert any("CONFIG" in line for line in plain)
         assert any("0 of 2 done" in line for line in plain)
         assert "\x1b[1m" in "".join(lines)
+    ok("start", "exp1")
+    output = run_on_terminal("workspace", "status", "--watch", columns=80)
+    assert "\x1b[?25l" not in output  # the cursor stays visible
+    last = output.rpartition("TASK")[2]
+    assert "✓ completed" in last
+    assert "1 of 2 done" in last
 
 
-def test_status_in_json_is_one_object_and_nothing_else(workspace: Path) -> None:
-    add_configs(workspace, "exp1")
-    answer = json.loads(ok("status", "--json"))
-    assert answer["counts"] == {
-        "total": 1, "completed": 0, "running": 0, "waiting": 0, "failed": 0, "not_started": 1,
-    }  # fmt: skip
-    assert (answer["workspace"], answer["task_name"], answer["over"]) == (str(workspace), "TASK", True)
-    assert answer["tasks"][0]["config"] == "exp1"
-
-
-def test_watch_in_a_pipe_prints_each_change_and_fails_if_a_task_failed(workspace: Path) -> None:
+@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
+def test_watch_in_a_pipe_prints_each_change_and_fails_if_a_task_failed_and_ctrl_c_ends_only_it(workspace: Path) -> None:
     add_configs(workspace, "broken", "gated")
     ok("start")
     wait_for_state("broken", "failed")
-    assert states()["broken"] == "failed"
-    with subprocess.Popen([*GPUYARD, "workspace", "status", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
+    command = [*GPUYARD, "workspace", "status", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        watch.stdout.readline()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(90) == 0
+    assert states() == {"broken": "failed", "gated": "running"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         assert watch.stdout.readline().startswith("0 of 2 done · 1 running · 1 failed · ")
         open_gates(workspace)
         *_, last = watch.stdout.read().splitlines()
     assert last.startswith("1 of 2 done · 1 failed: gated completed")
     assert watch.returncode == 1
-
-
-def test_watch_on_a_terminal_updates_in_place_and_leaves_the_last_table(workspace: Path) -> None:
-    add_configs(workspace, "exp1")
-    ok("start")
-    output = run_on_terminal("workspace", "status", "--watch", columns=80)
-    assert "\x1b[?25l" not in output  # the cursor stays visible
-    last = output.rpartition("TASK")[2]
-    assert "✓ completed" in last
-    assert "1 of 1 done" in last
-
-
-@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
-def test_ctrl_c_ends_only_the_watch(workspace: Path) -> None:
-    add_configs(workspace, "gated")
-    ok("start")
-    with subprocess.Popen([*GPUYARD, "workspace", "status", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None
-        watch.stdout.readline()
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(90) == 0
-    wait_for_state("gated", "running")
-    assert states()["gated"] == "running"
-    open_gates(workspace)
 
 
 # Commands of earlier shell schedulers
@@ -329,21 +300,10 @@ def test_scheduler_main_runs_a_command_with_a_given_configuration_and_workspace(
     assert "did you mean `start`?" in mistake.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("setup_workspace.sh",), ("setup_workspace.sh", "a", "b"), ("setup_workspace.sh", "--frce"),
-     ("scheduler_main.sh",), ("scheduler_main.sh", "a", "b")],
-)  # fmt: skip
-def test_wrong_arguments_of_the_shell_commands_print_their_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    result = shell(*arguments, cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"usage: {arguments[0]} ")
-    asked = shell(arguments[0], "--help", cwd=tmp_path)
-    assert (asked.returncode, asked.stderr) == (0, "")
-    assert asked.stdout == result.stderr
-
-
-def test_read_only_commands_start_no_daemon(workspace: Path, own_home: Path) -> None:
-    ok("help")
-    ok("config")
-    assert running_pid(own_home / "daemon.lock") is None
+def test_wrong_arguments_of_the_shell_commands_print_their_usage(tmp_path: Path) -> None:
+    for program, *wrong in (("setup_workspace.sh", (), ("a", "b"), ("--frce",)), ("scheduler_main.sh", (), ("a", "b"))):
+        asked = shell(program, "--help", cwd=tmp_path)
+        assert (asked.returncode, asked.stderr) == (0, "")
+        assert asked.stdout.startswith(f"usage: {program} ")
+        results = [shell(program, *arguments, cwd=tmp_path) for arguments in wrong]
+        assert [(each.returncode, each.stdout, each.stderr) for each in results] == [(2, "", asked.stdout)] * len(wrong)

@@ -11,7 +11,7 @@ import pytest
 from gpuyard.client.daemon_liveness import running_pid
 from tests.integration.queue_fixture import end_leftovers, processes_of
 from tests.integration.session_fixture import OwnTmux
-from tests.integration.workspace_fixture import BIN, make_tmux  # noqa: F401 - fixtures are found where they are named
+from tests.integration.workspace_fixture import BIN
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial-workspaces.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

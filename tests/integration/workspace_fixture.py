@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -30,7 +29,6 @@ BIN = Path(sys.executable).parent
 SETTINGS = {"task_name": "T", "startup_delay": 0, "command_delay": 0, "log_dir": "logs"}
 TRAINING = {"seed": 7, "epochs": 2, "lr": 0.1}
 DEADLINE_S = 90.0
-_GPU = re.compile(r"_gpu(\d+)")
 _POLL_S = 0.03  # a task is three processes; polling must not slow them down
 
 
@@ -209,19 +207,9 @@ class Workspaces:
             terminal.close()
 
 
-def gpu_of(session: str) -> int:
-    found = _GPU.search(session)
-    assert found is not None, session
-    return int(found[1])
-
-
 def kill9(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     until(lambda: is_gone(pid), f"the end of {pid}")
-
-
-def kill_server(tmux: OwnTmux) -> None:
-    kill9(tmux.server())
 
 
 def _is_opened(gate: Path) -> bool:
