@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         id="daemon-any-token-is-accepted",
         file="src/gpuyard/daemon/web/page_server.py",
-        old="return Credential.TOKEN if is_same else Credential.WRONG_TOKEN",
-        new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
+        old="else hmac.compare_digest(",
+        new="else bool(token) or hmac.compare_digest(",
         breaks="Any token is accepted.",
         near=("tests/unit/daemon/web/test_access_rules.py",),
     ),
@@ -88,8 +88,8 @@ FAULTS = (
     Fault(
         id="daemon-forms-change-the-queue",
         file="src/gpuyard/daemon/web/page_server.py",
-        old='    if _JSON.fullmatch(headers.get("content-type", "")) is None:\n',
-        new='    if "content-type" not in headers:\n',
+        old='_JSON.fullmatch(request.headers.get("content-type", "")) is None:\n',
+        new='"content-type" not in request.headers:\n',
         breaks="A form on another website submits jobs.",
         near=("tests/unit/daemon/web/test_access_rules.py",),
     ),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuyard.client.fast_http import Closeable
 from gpuyard.client.restart_daemon import advice
 from gpuyard.client.submitted_code import RemovedIfRefused, command_words, submission_facts
-from gpuyard.client.supply_secrets import decided, merge, second_request
+from gpuyard.client.supply_secrets import merge, second_request
 from gpuyard.client.transports import SocketTransport, WebTransport
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.units import parse_duration
@@ -310,11 +310,10 @@ class Client(Closeable):
         self, verb: str, ids: tuple[Ids, ...], where: Where | None, *, allow_missing: bool, **more: bool
     ) -> answers.ChangeSummary:
         first = self._change(verb, ids, where, **more)
-        second = second_request(msgspec.to_builtins(first), allow_missing=allow_missing)
+        second = second_request(verb, msgspec.to_builtins(first), allow_missing=allow_missing)
         if second is None:
             return first
-        # The first request has decided which jobs run again.
-        answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more, **decided(verb)})
+        answer = self._transport.request("POST", f"/jobs/{verb}", body={**more, **second})
         return convert(merge(msgspec.to_builtins(first), answer), answers.ChangeSummary)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> answers.ChangeSummary:

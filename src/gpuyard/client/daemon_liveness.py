@@ -101,20 +101,6 @@ class SilentDaemon(EnvironmentFault):
     """The daemon runs and does not answer. It may still carry out the request later."""
 
 
-class Silence:
-    """Watches a daemon from the moment it is found silent until it answers or is given up."""
-
-    def __init__(self, pid: int | None, *, may_idle: bool) -> None:
-        """`may_idle`: the daemon was asked to delay its answer, and the caller has a deadline."""
-        self._pid, self._may_idle, self._began_at = pid, may_idle, time.monotonic()
-
-    def check(self) -> None:
-        # A busy daemon may take longer than the 10 s after which this is asked, but not as long as this.
-        is_given_up = not self._may_idle and time.monotonic() - self._began_at >= 300.0
-        if is_given_up or is_stopped(self._pid):
-            raise silent(self._pid)
-
-
 def silent(pid: int | None) -> SilentDaemon:
     if pid is None:
         return SilentDaemon("the daemon does not answer", hint=f"see {paths.log_path()}")
@@ -135,7 +121,3 @@ def is_stopped(pid: int | None) -> bool:
         return pid is not None and psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
         return False
-
-
-def lock_holder() -> int | None:
-    return running_pid(paths.lock_path()) if os.path.exists(paths.lock_path()) else None

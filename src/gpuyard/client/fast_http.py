@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Self
 
-    from gpuyard.client.daemon_liveness import Silence
-
     # Status, content, and the daemon's version, None if it sent none.
     Answered = tuple[int, bytes, str | None]
     # Status, length of the content, None for a stream, and the header fields by their names in lower case.
@@ -248,7 +246,7 @@ class Exchange:
         self._connection = connection
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._received = bytearray()
-        self._silence: Silence | None = None
+        self._silent_since: float | None = None
 
     def send(self, message: bytes) -> None:
         unsent = memoryview(message)
@@ -308,7 +306,7 @@ class Exchange:
         if not data:
             raise ConnectionResetError
         self._received += data
-        self._silence = None
+        self._silent_since = None
 
     def _set_timeout(self) -> None:
         left = _CHECK_S if self._deadline is None else self._deadline - time.monotonic()
@@ -317,11 +315,13 @@ class Exchange:
         self._connection.settimeout(min(left, _CHECK_S))
 
     def _check_silence(self) -> None:
-        from gpuyard.client.daemon_liveness import Silence
+        from gpuyard.client.daemon_liveness import is_stopped, silent
 
-        if self._silence is None:
-            self._silence = Silence(user_sockets.peer_pid(self._connection), may_idle=self._deadline is not None)
-        self._silence.check()
+        pid, now = user_sockets.peer_pid(self._connection), time.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        # A busy daemon may take long. With a deadline it was asked to delay its answer.
+        if (self._deadline is None and now - self._silent_since >= 300.0) or is_stopped(pid):
+            raise silent(pid)
 
 
 def dial(path: str) -> "_socket.socket | None":
@@ -335,9 +335,9 @@ def dial(path: str) -> "_socket.socket | None":
             return None
         except BlockingIOError:
             if time.monotonic() > deadline:
-                from gpuyard.client.daemon_liveness import lock_holder, silent
+                from gpuyard.client.daemon_liveness import running_pid, silent
 
-                raise silent(lock_holder()) from None
+                raise silent(running_pid(paths.lock_path())) from None
             time.sleep(_REPEAT_S)
         except OSError as error:
             raise EnvironmentFault(

@@ -4,10 +4,7 @@ import os
 
 from gpuyard.system.user_directories import state_directory
 
-
-def state_folder() -> str:
-    """Return the folder of `gpuyard.config.state_dir`."""
-    return state_directory()
+state_folder = state_directory  # that of `gpuyard.config.state_dir`
 
 
 def check_state_folder() -> None:

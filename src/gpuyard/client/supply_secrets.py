@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 VERBS = ("retry", "release")
 
 
-def second_request(answer: "Answer", *, allow_missing: bool = False) -> "dict[str, object] | None":
+def second_request(verb: str, answer: "Answer", *, allow_missing: bool = False) -> "dict[str, object] | None":
     """Return the body of the request that supplies values of this process's environment, or None if it has none."""
     lacking = answer.get("lacking")
     if not lacking:
@@ -23,12 +23,9 @@ def second_request(answer: "Answer", *, allow_missing: bool = False) -> "dict[st
     values = {name: os.environ[name] for name in lacking["variables"] if name in os.environ}
     if not values and not allow_missing:
         return None
-    return {"ids": lacking["ids"], "environment": values, "allow_missing": allow_missing}
-
-
-def decided(verb: str) -> "dict[str, bool]":
-    """Return what makes the second request apply to all jobs that the first one chose."""
-    return {"all": True} if verb == "retry" else {}
+    # The first request has decided which jobs run again.
+    chosen = {"all": True} if verb == "retry" else {}
+    return {"ids": lacking["ids"], "environment": values, "allow_missing": allow_missing, **chosen}
 
 
 def merge(first: "Answer", second: "Answer") -> "Answer":

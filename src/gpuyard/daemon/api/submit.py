@@ -165,17 +165,13 @@ class SubmissionHandler:
         if is_new:
             self.snapshots.check(submission.spec)
         submission = with_container_tool(submission)
-        if is_new and submission.spec.engine:
-            await asyncio.to_thread(self.cluster_check.check, submission.spec)
-        pace = submission.spec.pace
-        if is_new and submission.spec.need.host is not None and not submission.spec.engine:
-            host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
-            check_host(submission.spec.need, host, load_config().host.limits)
-        if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
+        if not is_new:
+            return submission, notes
+        if (spec := submission.spec).engine:
+            await asyncio.to_thread(self.cluster_check.check, spec)
+        if _concerns_devices(spec):
             snapshot = await self.read_devices()
-            devices = load_config().devices
-            banned, plugged = devices.banned_ids(snapshot), vendors_on_pci() if snapshot.silent else ()
-            submission = fit_to_machine(submission, snapshot, banned, devices.vendor, plugged)
+            submission = _fit_here(submission, snapshot)
             spec, ledger = submission.spec, scheduler.ledger
             if (silent := silent_probe(spec.need.vendor, snapshot)) is not None and not spec.engine:
                 how = "it waits until that answers" if spec.need.devices else "its runs reserve no GPU"
@@ -183,7 +179,9 @@ class SubmissionHandler:
             closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
             notes += closed_notes(spec, snapshot, closed)
             notes += filter(None, [due_note(scheduler.ledger.folder)])
-        if is_new and submission.at is not None:
+        elif spec.need.host is not None:
+            submission = _fit_here(submission, (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot)
+        if submission.at is not None:
             submission = replace(submission, not_before=read_start_time(submission.at, scheduler.clock))
         return submission, notes
 
@@ -223,6 +221,21 @@ def _read(body: bytes, default_engine: str) -> Submission:
     submission = parse_submission(replace(request, cwd=request.cwd or str(Path.home()), environment=environment))
     check_name(submission.spec.engine or LOCAL)
     return submission
+
+
+def _concerns_devices(spec: JobSpec) -> bool:
+    return bool(spec.need.devices) or (spec.pace is not None and spec.pace.gates_devices)
+
+
+def _fit_here(submission: Submission, snapshot: Snapshot) -> Submission:
+    """Fit a submission, or an edited job, to this machine. UserError if it could never run."""
+    spec, config = submission.spec, load_config()
+    if spec.need.host is not None and not spec.engine:
+        check_host(spec.need, snapshot.host, config.host.limits)
+    if not _concerns_devices(spec):
+        return submission
+    plugged = vendors_on_pci() if snapshot.silent else ()
+    return fit_to_machine(submission, snapshot, config.devices.banned_ids(snapshot), config.devices.vendor, plugged)
 
 
 def with_container_tool(submission: Submission) -> Submission:
@@ -328,12 +341,7 @@ class EditHandler:
     def _fit(self, submission: Submission, snapshot: Snapshot) -> Submission:
         """Fit an edited job to this machine, as a submission. UserError if it could never run."""
         check_name(submission.spec.engine or LOCAL)
-        submission, config = with_container_tool(submission), load_config()
-        if submission.spec.need.host is not None and not submission.spec.engine:
-            check_host(submission.spec.need, snapshot.host, config.host.limits)
-        if submission.spec.need.devices:
-            banned = config.devices.banned_ids(snapshot)
-            submission = fit_to_machine(submission, snapshot, banned, config.devices.vendor)
+        submission = _fit_here(with_container_tool(submission), snapshot)
         spec = submission.spec
         names = secret_variables(spec.environment, self._scheduler.controller.rules.secret_names)
         return replace(submission, spec=replace(spec, secrets=names))

@@ -6,7 +6,6 @@ in a file that only its user can read, so that open pages survive a daemon resta
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import re
@@ -33,19 +32,10 @@ DEFAULT_PORT = 8765
 _LIMITS = ConnectionLimits(connections=128, strangers=32, silent_s=5.0, body_bytes=8 * 1024 * 1024)
 
 
-class BoundAddress(Struct, frozen=True, kw_only=True):
-    """A listening socket, and the host names that a browser may use for it."""
-
-    listening: socket.socket
-    address: str
-    port: int
-    names: frozenset[str]
-    accepts_addresses: bool
-
-
 class _OpenPage(Struct, frozen=True, kw_only=True):
     settings: PageRequest
-    bound: BoundAddress
+    address: str
+    port: int
     rules: AccessRules
     server: Server
 
@@ -79,22 +69,23 @@ class PageListener:
             self._page = None
 
     async def _reopen(self, settings: PageRequest) -> None:
-        if self._page is not None and settings.port == self._page.bound.port:
+        if self._page is not None and settings.port == self._page.port:
             self.close()  # to free the port
         # In a thread: the lookup of a name can take seconds.
-        bound = await asyncio.to_thread(bind, settings.address or "127.0.0.1", settings.port)
+        listening, names = await asyncio.to_thread(bind, settings.address or "127.0.0.1", settings.port)
         self.close()
         try:
             token = make_token(self._token_path) if settings.new_token else read_token(self._token_path)
-            accepts, is_read_only = bound.accepts_addresses, bool(settings.read_only)
-            rules = AccessRules(token=token, names=bound.names, accepts_addresses=accepts, is_read_only=is_read_only)
+            (address, port, *_), is_read_only = listening.getsockname(), bool(settings.read_only)
+            accepts = plain(address).is_unspecified
+            rules = AccessRules(token=token, names=names, accepts_addresses=accepts, is_read_only=is_read_only)
             page = PageServer(self._handle, rules, load_files())
             server = Server(page.handle, _LIMITS, refuse_other_users, page.check_head, common_headers=HEADERS)
-            await server.start(bound.listening)
+            await server.start(listening)
         except BaseException:
-            bound.listening.close()
+            listening.close()
             raise
-        self._page = _OpenPage(settings=settings, bound=bound, rules=rules, server=server)
+        self._page = _OpenPage(settings=settings, address=address, port=port, rules=rules, server=server)
 
     def stop(self) -> PageStopResult:
         was_open = self._page is not None
@@ -104,16 +95,16 @@ class PageListener:
     def state(self) -> PageState:
         if self._page is None:
             return PageState()
-        bound, rules, notes = self._page.bound, self._page.rules, []
-        if self._page.settings.port is None and bound.port != DEFAULT_PORT:
-            notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {bound.port}")
-        if not plain(bound.address).is_loopback:
-            notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
-        host = socket.gethostname() if bound.accepts_addresses else bracketed(bound.address)
+        address, port, rules, notes = self._page.address, self._page.port, self._page.rules, []
+        if self._page.settings.port is None and port != DEFAULT_PORT:
+            notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {port}")
+        if not plain(address).is_loopback:
+            notes.append(f"others can reach {bracketed(address)}, and the connection is not encrypted")
+        host = socket.gethostname() if rules.accepts_addresses else bracketed(address)
         return PageState(
-            url=f"http://{host}:{bound.port}/?token={rules.token}",
-            address=bound.address,
-            port=bound.port,
+            url=f"http://{host}:{port}/?token={rules.token}",
+            address=address,
+            port=port,
             read_only=rules.is_read_only,
             notes=notes,
         )
@@ -123,8 +114,8 @@ def _matches(wanted: PageRequest, page: _OpenPage) -> bool:
     """Return whether the open page is what is wanted."""
     return (
         not wanted.new_token
-        and wanted.address in (None, page.settings.address, page.bound.address)
-        and wanted.port in (None, page.settings.port, page.bound.port)
+        and wanted.address in (None, page.settings.address, page.address)
+        and wanted.port in (None, page.settings.port, page.port)
         and wanted.read_only in (None, page.settings.read_only)
     )
 
@@ -134,7 +125,7 @@ def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
     config = load_config().page
     before = PageRequest(address=config.address, port=config.port, read_only=config.read_only)
     before = page.settings if page else before
-    port = page.bound.port if page and wanted.address in (None, page.settings.address) else before.port
+    port = page.port if page and wanted.address in (None, page.settings.address) else before.port
     return PageRequest(
         address=before.address if wanted.address is None else wanted.address,
         port=port if wanted.port is None else wanted.port,
@@ -143,8 +134,9 @@ def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
     )
 
 
-def bind(address: str, port: int | None) -> BoundAddress:
-    """Bind to `port`, or without one to the first free port of the 20 from 8765 on."""
+def bind(address: str, port: int | None) -> tuple[socket.socket, frozenset[str]]:
+    """Bind to `port`, or without one to the first free port of the 20 from 8765 on. Return the listening socket, and
+    the host names that a browser may use for it."""
     tried = range(DEFAULT_PORT, DEFAULT_PORT + 20) if port is None else (port,)
     hint = "such as 127.0.0.1, or 0.0.0.0 for all"
     unknown = UserError(f"'{address}' is not an address of this machine", hint=hint)
@@ -173,12 +165,10 @@ def bind(address: str, port: int | None) -> BoundAddress:
                 f"the web page cannot be served at {bracketed(str(at))}:{number}: {error.strerror}",
                 hint=hint if error.errno == errno.EADDRINUSE else None,
             ) from error
-        own, used = listening.getsockname()[:2]
-        is_any = ipaddress.ip_address(own.partition("%")[0]).is_unspecified
+        own = listening.getsockname()[0]
+        is_any = plain(own).is_unspecified
         names = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(own)}
-        names |= {*LOOPBACK, bracketed(address.lower())}
-        known = frozenset(names)
-        return BoundAddress(listening=listening, address=own, port=used, names=known, accepts_addresses=is_any)
+        return listening, frozenset({*names, *LOOPBACK, bracketed(address.lower())})
     raise AssertionError("the last port is bound or raises")
 
 

@@ -10,7 +10,6 @@
   many, never lock out the right one.
 """
 
-import enum
 import hashlib
 import hmac
 import ipaddress
@@ -50,12 +49,6 @@ class AccessRules(Struct, frozen=True, kw_only=True):
     is_read_only: bool = False
 
 
-class Credential(enum.Enum):
-    NONE = "none"
-    WRONG_TOKEN = "wrong token"  # noqa: S105 - not a secret
-    TOKEN = "token"  # noqa: S105 - not a secret
-
-
 def check_source(request: Request, rules: AccessRules) -> None:
     """Refuse a request that a browser may have sent on behalf of another site."""
     if request.method not in METHODS:
@@ -75,29 +68,24 @@ def check_source(request: Request, rules: AccessRules) -> None:
         raise HttpError(403, "requests from other sites are refused")
 
 
-def credential_of(request: Request, rules: AccessRules) -> Credential:
+def has_token(request: Request, rules: AccessRules) -> bool | None:
+    """Return whether the request has the page's token; False: it has a wrong one, None: it has none."""
     token = request.query.get("token") if request.path == PAGE else None
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     if token is None and scheme.lower() == "bearer":
         token = bearer.strip()
-    if token is None:
-        return Credential.NONE
-    is_same = hmac.compare_digest(token.encode("utf-8", "replace"), rules.token.encode())
-    return Credential.TOKEN if is_same else Credential.WRONG_TOKEN
+    return None if token is None else hmac.compare_digest(token.encode("utf-8", "replace"), rules.token.encode())
 
 
-def check_rights(request: Request, credential: Credential, rules: AccessRules) -> None:
-    """Refuse a request that this credential does not allow."""
-    if credential is not Credential.TOKEN:
+def check_rights(request: Request, rules: AccessRules, *, has_access: bool | None) -> None:
+    """Refuse a request that is not allowed, or not without the token."""
+    if not has_access:
         raise HttpError(401, "this page needs its token", hint=_OPEN_HINT, headers=(("WWW-Authenticate", "Bearer"),))
     _check_right(request, rules)
     if request.path == API + EVENTS:
         for target in request.query.get("watch", "").split():
             _check_right(target_request(target), rules)
-    if request.method != "POST":
-        return
-    headers = request.headers
-    if _JSON.fullmatch(headers.get("content-type", "")) is None:
+    if request.method == "POST" and _JSON.fullmatch(request.headers.get("content-type", "")) is None:
         raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
 
 
@@ -200,20 +188,22 @@ class PageServer:
     def check_head(self, request: http.Request) -> bool:
         """Refuse a request by its head, before its body has arrived. Return whether it has the token."""
         check_source(request, self.rules)
-        credential = credential_of(request, self.rules)
-        if credential is Credential.WRONG_TOKEN:
+        has_access, headers = has_token(request, self.rules), request.headers
+        if has_access is False:
             self._take(self._wrong_tokens, "too many wrong tokens")
-        headers = request.headers
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         is_file = request.path == PAGE or request.path.startswith(_STATIC)
         if has_body or request.method == "POST" or not is_file:
-            check_rights(request, credential, self.rules)
-        return credential is Credential.TOKEN
+            check_rights(request, self.rules, has_access=has_access)
+        return bool(has_access)
 
     async def handle(self, request: http.Request) -> HttpAnswer:
         """Answer a request that `check_head` has accepted."""
         if request.path == PAGE:
-            return self._page(credential_of(request, self.rules))
+            page, has_access = self._files[INDEX], has_token(request, self.rules)
+            status, body = (401, _LOCKED) if has_access is False else (200, page.body)
+            # Without the token the connection is not kept: the page's address may have it.
+            return http.Response(status=status, body=body, content_type=page.content_type, is_last=not has_access)
         if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
         self._take(self._requests, "too many requests")
@@ -228,14 +218,6 @@ class PageServer:
             message = "64 event streams are open, which is the limit"
             return http.error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
         return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
-
-    def _page(self, credential: Credential) -> http.Response:
-        page = self._files[INDEX]
-        if credential is Credential.WRONG_TOKEN:
-            return http.Response(status=401, body=_LOCKED, content_type=page.content_type, is_last=True)
-        # Not kept: its address may have the token.
-        is_last = credential is Credential.NONE
-        return http.Response(body=page.body, content_type=page.content_type, is_last=is_last)
 
     def _take(self, bucket: Bucket, refusal: str) -> None:
         wait_s = math.ceil(bucket.take(self._clock()))

@@ -328,7 +328,7 @@ class Top(App[None]):
         ask = self._subscriptions.stream.ask
         try:
             answer = await ask("POST", path, body=body)
-            if (second := second_request(answer)) is not None:
+            if (second := second_request(path.rpartition("/")[2], answer)) is not None:
                 answer = merge(answer, await ask("POST", path, body=second))
             self._show_notice(describe(answer))
         except GpuyardError as error:

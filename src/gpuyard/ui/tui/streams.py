@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from gpuyard.client import paths
-from gpuyard.client.daemon_liveness import lock_holder, silent
+from gpuyard.client.daemon_liveness import running_pid, silent
 from gpuyard.client.fast_http import VERSION_FIELD, NoDaemon, connect, dial, read_answer, read_head, render_request
 from gpuyard.client.retrying import has_crashed
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -43,7 +43,7 @@ class DaemonStream:
             async with asyncio.timeout(_ANSWER_S), self._open(method, path, query, body) as (reader, length):
                 content = await reader.readexactly(length or 0)
         except TimeoutError as error:
-            raise silent(lock_holder()) from error
+            raise silent(running_pid(paths.lock_path())) from error
         except (OSError, EOFError) as error:
             raise EnvironmentFault("the daemon ended before it answered", hint="check whether it was done") from error
         answer: Answer = json.loads(content)
@@ -71,7 +71,7 @@ class DaemonStream:
             except EnvironmentFault as error:
                 self._on_connection(str(error))
             except TimeoutError:
-                self._on_connection(str(silent(lock_holder())))
+                self._on_connection(str(silent(running_pid(paths.lock_path()))))
             except (OSError, EOFError):
                 self._on_connection("the daemon has ended")
             await asyncio.sleep(self._retry_s)

@@ -1,6 +1,6 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
-from gpuyard.client.supply_secrets import VERBS, decided, merge, second_request
+from gpuyard.client.supply_secrets import VERBS, merge, second_request
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count
@@ -91,9 +91,9 @@ COMMANDS = {
 def change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
-    second = second_request(answer, allow_missing=typed.flag("allow-missing"))
+    second = second_request(verb, answer, allow_missing=typed.flag("allow-missing"))
     if second is not None:
-        answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second, **decided(verb)}))
+        answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second}))
     say_answer(typed, answer, *([f"{done} {answer['changed']}{revived_text(answer)}"] if answer["count"] else []))
     # A finished job that cannot be retried has another reason, which has to be named.
     words = str(body["ids"]).replace(",", " ").split()
