@@ -291,9 +291,7 @@ def test_a_listener_that_raises_stops_neither_other_listeners_nor_the_next_step(
     run(own_home, scenario)
 
 
-def test_a_changed_configuration_applies_and_an_unreadable_one_changes_nothing(
-    own_home: Path,
-) -> None:
+def test_a_changed_configuration_applies_and_an_unreadable_one_changes_nothing(own_home: Path) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         cpu_jobs: list[int] = []
         fixture.scheduler.config_listeners.append(

@@ -20,11 +20,7 @@ def snapshot(*pids: int, percent: float = 90.0) -> Snapshot:
 
 def seen(percent: float, used_mb: float | None, processes: tuple[Process, ...] | None) -> Snapshot:
     device = Device(
-        id="G0",
-        vendor=Vendor.NVIDIA,
-        memory_used_mb=used_mb,
-        utilization_percent=percent,
-        processes=processes,
+        id="G0", vendor=Vendor.NVIDIA, memory_used_mb=used_mb, utilization_percent=percent, processes=processes
     )
     return Snapshot(taken_at=0.0, host=Host(), devices=(device,))
 

@@ -37,10 +37,7 @@ def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 def test_a_shared_directory_that_is_not_sticky_is_reported(tmp_path: Path) -> None:
     for mode in (0o777, 0o770):
         tmp_path.chmod(mode)
-        with pytest.raises(
-            EnvironmentFault,
-            match="the directory is shared, but not sticky",
-        ):
+        with pytest.raises(EnvironmentFault, match="the directory is shared, but not sticky"):
             prepare_directory(tmp_path)
     tmp_path.chmod(0o1777)
     assert prepare_directory(tmp_path) == tmp_path

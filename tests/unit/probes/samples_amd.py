@@ -118,14 +118,7 @@ RADEONTOP_NO_VRAM = (
 )
 
 SAMPLES: dict[str, list[str]] = {
-    "amd-smi": [
-        AMD_SMI_METRIC,
-        AMD_SMI_METRIC_BARE,
-        AMD_SMI_LIST,
-        AMD_SMI_LIST_DPX,
-        AMD_SMI_STATIC,
-        AMD_SMI_PROCESS,
-    ],
+    "amd-smi": [AMD_SMI_METRIC, AMD_SMI_METRIC_BARE, AMD_SMI_LIST, AMD_SMI_LIST_DPX, AMD_SMI_STATIC, AMD_SMI_PROCESS],
     "rocm-smi": samples_rocm.SAMPLES,
     "radeontop": [RADEONTOP, RADEONTOP_OLD, RADEONTOP_NO_VRAM],
 }

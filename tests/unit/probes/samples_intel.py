@@ -152,11 +152,5 @@ PS_JSON = """{
 
 SAMPLES: dict[str, list[str]] = {
     "intel_gpu_top": [TOP_OLD, TOP_NEW, TOP_ARC, TOP_NEW[:700]],
-    "xpu-smi": [
-        DUMP_NEW,
-        DUMP_2,
-        DISCOVERY_JSON,
-        DISCOVERY_CSV,
-        PS_JSON,
-    ],
+    "xpu-smi": [DUMP_NEW, DUMP_2, DISCOVERY_JSON, DISCOVERY_CSV, PS_JSON],
 }

@@ -136,12 +136,6 @@ LOST_LINE = "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU i
 
 SAMPLES = {
     "nvidia-smi-xml": [XML, MIG_XML, GB10_XML, LOST_FIELD_XML, LOST_LINE],
-    "nvidia-smi-csv": [
-        CSV,
-        GB10_CSV,
-        NO_UNITS_CSV,
-        LOST_CSV,
-        LOST_LINE,
-    ],
+    "nvidia-smi-csv": [CSV, GB10_CSV, NO_UNITS_CSV, LOST_CSV, LOST_LINE],
     "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_PID],
 }

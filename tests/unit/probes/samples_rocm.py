@@ -29,8 +29,4 @@ ROCM_SMI_JSON_OLD = """{"card0": {"GPU ID": "0x66a0", "Temperature (Sensor #1) (
 """
 
 
-SAMPLES = [
-    ROCM_SMI_JSON,
-    ROCM_SMI_JSON_TWO_DIES,
-    ROCM_SMI_JSON_OLD,
-]
+SAMPLES = [ROCM_SMI_JSON, ROCM_SMI_JSON_TWO_DIES, ROCM_SMI_JSON_OLD]

@@ -48,18 +48,12 @@ def test_the_unique_id_is_read_out_of_the_uuid(printed: object, digits: str | No
     assert amd_smi.unique_id_in_uuid(printed) == digits
 
 
-def test_a_card_gets_the_best_available_id() -> None:
+def test_ids_names_and_memory_are_the_best_that_are_known() -> None:
     assert amd_smi.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
     assert amd_smi.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
     assert amd_smi.device_id(None, None, 3) == "amd-3"
-
-
-def test_a_hexadecimal_number_is_not_a_name() -> None:
     assert amd_smi.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
     assert amd_smi.card_name("0x1002") is None
-
-
-def test_free_memory_is_total_minus_used_and_a_total_of_zero_is_unknown() -> None:
     assert amd_smi.memory(100.0, 30.0)["memory_free_mb"] == 70.0
     assert amd_smi.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
     assert amd_smi.memory(100.0, 130.0)["memory_free_mb"] == 0.0

@@ -79,14 +79,11 @@ def test_all_figures_of_a_card_are_read() -> None:
     )
 
 
-def test_figures_that_a_card_does_not_support_are_unknown(amdsmi: Any) -> None:
+def test_figures_that_a_card_or_a_release_does_not_have_are_unknown(amdsmi: Any) -> None:
     for name in dir(amdsmi):
         if name.startswith("amdsmi_get_") and name != "amdsmi_get_processor_handles":
             setattr(amdsmi, name, refuse)
     assert read_one() == Device(id="amd-0", vendor=Vendor.AMD, index=0)
-
-
-def test_figures_that_a_release_does_not_have_are_unknown(amdsmi: Any) -> None:
     for name in dir(amdsmi):
         if name.startswith(("amdsmi_get_gpu_", "amdsmi_get_power", "amdsmi_get_temp", "AmdSmi")):
             delattr(amdsmi, name)
@@ -121,14 +118,11 @@ def test_power_is_found_under_the_keys_of_every_release(
     assert (device.power_draw_w, device.power_limit_w) == (draw_w, limit_w)
 
 
-def test_memory_in_mb_is_the_fallback_for_memory_in_bytes(amdsmi: Any) -> None:
+def test_another_figure_is_the_fallback_for_one_that_is_missing(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_gpu_memory_total = refuse
     amdsmi.amdsmi_get_gpu_memory_usage = refuse
     device = read_one()
     assert (device.memory_total_mb, device.memory_used_mb) == (16384.0, 1000.0)
-
-
-def test_the_hotspot_sensor_is_the_fallback_for_the_edge_sensor(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_temp_metric = lambda _handle, sensor, _metric: 50 if sensor == "hotspot" else refuse()
     assert read_one().temperature_c == 50.0
 
@@ -141,15 +135,10 @@ def test_processes_given_as_handles_are_queried(amdsmi: Any) -> None:
     assert read_one().processes == (Process(pid=3, memory_mb=2.0, name="old"),)
 
 
-def test_the_memory_of_a_process_with_the_same_figure_on_two_cards_is_unknown(amdsmi: Any) -> None:
+def test_partitions_of_one_card_have_unique_ids_and_equal_figures_of_a_process_are_unknown(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
     devices = AmdSmiLibrary(NOWHERE).read(5).devices
     assert [device.processes for device in devices] == [(Process(pid=12, name="python3"),)] * 2
-
-
-def test_partitions_of_one_card_have_unique_ids(amdsmi: Any) -> None:
-    amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
-    devices = AmdSmiLibrary(NOWHERE).read(5).devices
     assert [device.id for device in devices] == ["GPU-a1b2c3d4e5f60718#0", "GPU-a1b2c3d4e5f60718#1"]
 
 
@@ -215,11 +204,8 @@ def test_a_library_that_cannot_be_imported_is_missing_or_broken(
     assert capsys.readouterr().out == ""
 
 
-def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_and_a_present_one_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(ProbeMissing):
         AmdSmiLibrary().read(5)
-
-
-def test_the_library_is_run_as_a_probe_that_may_hang() -> None:
     assert AmdSmiLibrary().may_hang

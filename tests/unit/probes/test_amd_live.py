@@ -69,20 +69,16 @@ def stand_in(tmp_path: Path, put_tool: PutTool) -> AmdSmiStandIn:
     return AmdSmiStandIn(tmp_path, put_tool)
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_amd_smi_joins_figures_ids_names_and_processes() -> None:
-    reading = AmdSmi().read(10)
+def test_amd_smi_joins_figures_ids_names_and_processes_and_asks_for_ids_and_names_once(stand_in: AmdSmiStandIn) -> None:
+    probe = AmdSmi()
+    reading = probe.read(10)
     first, second = reading.devices
     assert (first.id, first.name, first.power_draw_w) == ("GPU-a1b2c3d4e5f60718", "Instinct Example", 205.0)
     assert first.processes is not None
     assert [process.pid for process in first.processes] == [4321]
     assert (second.id, second.processes) == ("0000:26:00.0", ())
     assert reading.problems == ()
-
-
-def test_amd_smi_queries_ids_and_names_once(stand_in: AmdSmiStandIn) -> None:
-    probe = AmdSmi()
-    assert probe.read(10) == probe.read(10)
+    assert probe.read(10) == reading
     assert stand_in.calls() == ["list", "metric", "static", "process", "metric", "process"]
 
 
@@ -116,15 +112,12 @@ def test_a_failed_command_is_reported_and_the_figures_of_others_are_kept(
     assert (reading.devices[0].processes is None) == (command == "process")
 
 
-def test_names_are_queried_again_after_a_failure(stand_in: AmdSmiStandIn) -> None:
+def test_failed_commands_are_run_again(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("static", "exit 3")
     probe = AmdSmi()
     assert probe.read(10).devices[0].name is None
     stand_in.prints("static", AMD_SMI_STATIC)
     assert probe.read(10).devices[0].name == "Instinct Example"
-
-
-def test_amd_smi_without_ids_is_an_error(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("list", "echo 'no driver' >&2; exit 4")
     with pytest.raises(ProbeCrashed, match="no driver"):
         AmdSmi().read(10)

@@ -19,11 +19,7 @@ from tests.unit.probes.samples_amd import (
     RADEONTOP_NO_VRAM,
     RADEONTOP_OLD,
 )
-from tests.unit.probes.samples_rocm import (
-    ROCM_SMI_JSON,
-    ROCM_SMI_JSON_OLD,
-    ROCM_SMI_JSON_TWO_DIES,
-)
+from tests.unit.probes.samples_rocm import ROCM_SMI_JSON, ROCM_SMI_JSON_OLD, ROCM_SMI_JSON_TWO_DIES
 
 PARSERS: dict[str, Callable[[str], Reading]] = {
     "amd-smi": amd_smi.parse,
@@ -32,7 +28,7 @@ PARSERS: dict[str, Callable[[str], Reading]] = {
 }
 
 
-def test_amd_smi_metric_gives_the_figures_and_leaves_the_rest_unknown() -> None:
+def test_amd_smi_metric_gives_the_figures_of_every_release_and_leaves_the_rest_unknown() -> None:
     first, second = amd_smi.parse(AMD_SMI_METRIC).devices
     assert first == Device(
         id="amd-0",
@@ -46,9 +42,6 @@ def test_amd_smi_metric_gives_the_figures_and_leaves_the_rest_unknown() -> None:
         temperature_c=61.0,
     )
     assert second == Device(id="amd-1", vendor=Vendor.AMD, index=1, memory_total_mb=65520.0, temperature_c=33.0)
-
-
-def test_amd_smi_metric_of_older_releases_has_bare_numbers_and_other_keys() -> None:
     (device,) = amd_smi.parse(AMD_SMI_METRIC_BARE).devices
     assert (device.utilization_percent, device.power_draw_w, device.temperature_c) == (12.0, 44.0, 41.0)
     assert (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb) == (16368.0, 512.0, 15856.0)
@@ -75,9 +68,6 @@ def test_amd_smi_process_gives_vram_per_process_and_tells_idle_from_unknown() ->
     assert idle.processes == ()
     (unknown,) = amd_smi.parse('[{"gpu": 0, "process_list": [{"process_info": "N/A"}]}]').devices
     assert unknown.processes is None
-
-
-def test_amd_smi_process_of_older_releases_lists_unwrapped_processes() -> None:
     (device,) = amd_smi.parse('[{"gpu": 0, "process_info": [{"pid": 5, "name": "N/A", "mem_usage": 1048576}]}]').devices
     assert device.processes == (Process(pid=5, memory_mb=1.0),)
     (device,) = amd_smi.parse('[{"gpu": 0, "process_list": []}]').devices
@@ -110,16 +100,13 @@ def test_a_card_without_figures_is_a_device_with_unknown_values() -> None:
     )
 
 
-def test_merging_completes_devices_by_number_and_keeps_the_best_id() -> None:
+def test_merging_completes_devices_by_number_and_adds_none() -> None:
     merged = amd_smi.merge(*map(amd_smi.parse, (AMD_SMI_METRIC, AMD_SMI_LIST, AMD_SMI_STATIC, AMD_SMI_PROCESS)))
     first, second = merged.devices
     assert (first.id, first.name, first.power_draw_w) == ("GPU-a1b2c3d4e5f60718", "Instinct Example", 205.0)
     assert (first.pci_bus_id, first.power_limit_w, first.memory_used_mb) == ("0000:05:00.0", 250.0, 1024.0)
     assert first.processes == (Process(pid=4321, memory_mb=2048.0, name="/usr/bin/python3"),)
     assert (second.id, second.processes, second.power_draw_w) == ("0000:26:00.0", (), None)
-
-
-def test_merging_does_not_add_a_removed_card() -> None:
     merged = amd_smi.merge(amd_smi.parse(AMD_SMI_METRIC_BARE), amd_smi.parse(AMD_SMI_LIST))
     assert [device.id for device in merged.devices] == ["GPU-a1b2c3d4e5f60718"]
 
@@ -141,6 +128,8 @@ def test_rocm_smi_json_after_a_warning_is_parsed() -> None:
         temperature_c=40.0,
         processes=(Process(pid=4242, memory_mb=512.0, name="python3"),),
     )
+    assert rocm_smi.parse('{"system": {"Driver version": "6.7.0"}}') == Reading()
+    assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
 
 
 def test_a_secondary_die_has_no_power_and_processes_of_two_cards_are_unknown() -> None:
@@ -164,12 +153,7 @@ def test_old_rocm_smi_output_has_numbered_sensors_and_units_after_values() -> No
     assert (older.temperature_c, older.utilization_percent) == (27.0, 3.0)
 
 
-def test_the_system_section_of_rocm_smi_is_not_a_card() -> None:
-    assert rocm_smi.parse('{"system": {"Driver version": "6.7.0"}}') == Reading()
-    assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
-
-
-def test_radeontop_gives_the_load_the_memory_and_the_bus() -> None:
+def test_radeontop_gives_the_load_and_the_memory_that_was_read() -> None:
     (device,) = radeontop.parse(RADEONTOP).devices
     assert device == Device(
         id="0000:0a:00.0",
@@ -180,21 +164,12 @@ def test_radeontop_gives_the_load_the_memory_and_the_bus() -> None:
         memory_free_mb=6144.0,
         utilization_percent=12.5,
     )
-
-
-def test_radeontop_gives_no_total_from_a_rounded_percentage() -> None:
     (device,) = radeontop.parse(RADEONTOP_OLD).devices
     assert (device.id, device.memory_used_mb, device.memory_total_mb) == ("amd-0", 20.0, None)
-
-
-def test_radeontop_memory_that_was_not_read_is_unknown() -> None:
     (device,) = radeontop.parse(RADEONTOP_NO_VRAM).devices
     assert (device.id, device.utilization_percent, device.memory_used_mb) == ("0000:c3:00.0", 99.17, None)
     (device,) = radeontop.parse("1.5: bus 01, gpu 5.00%, vram 0.00% 0.00mb\n").devices
     assert (device.memory_used_mb, device.memory_total_mb) == (None, None)
-
-
-def test_the_last_of_several_radeontop_samples_counts() -> None:
     (device,) = radeontop.parse("1.0: bus 01, gpu 5.00%\n2.0: bus 01, gpu 6.00%\n").devices
     assert device.utilization_percent == 6.0
 

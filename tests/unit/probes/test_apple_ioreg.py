@@ -34,15 +34,19 @@ def test_apple_silicon_reports_name_use_and_used_memory_but_no_total() -> None:
         memory_used_mb=1536.0,
         utilization_percent=42.0,
     )
+    assert only(with_statistics('{"In use system memory"=0}')).memory_used_mb == 0.0
+    assert only(M3.replace('"model"', '"IOClass"')).name == "AGXAcceleratorG15X"
+    device = only('"PerformanceStatistics" = {"Device Utilization %"=16}\n')
+    assert (device.name, device.utilization_percent) == (None, 16.0)
+    assert only(with_statistics('{"Device Utilization %"=113}')).utilization_percent == 100.0
+    assert (
+        len(parse(M3 + "  +-o AGXDeviceUserClient  <class AGXDeviceUserClient, id 0x4>\n    {\n    }\n").devices) == 1
+    )
 
 
 @pytest.mark.parametrize("other", ["In use system memory (driver)", "Alloc system memory"])
 def test_other_memory_figures_are_not_used(other: str) -> None:
     assert only(with_statistics(f'{{"{other}"=1610612736,"Device Utilization %"=1}}')).memory_used_mb is None
-
-
-def test_memory_in_use_of_zero_is_zero() -> None:
-    assert only(with_statistics('{"In use system memory"=0}')).memory_used_mb == 0.0
 
 
 @pytest.mark.parametrize("prefix", ["", "  ", "  | |   ", "    | | | ", "|"])
@@ -52,40 +56,15 @@ def test_the_drawn_lines_of_the_tree_are_ignored(prefix: str) -> None:
     assert only(output).name == "Apple M3 Pro"
 
 
-def test_without_a_model_the_class_is_the_name() -> None:
-    assert only(M3.replace('"model"', '"IOClass"')).name == "AGXAcceleratorG15X"
-
-
-def test_a_line_without_its_node_is_a_device_without_a_name() -> None:
-    device = only('"PerformanceStatistics" = {"Device Utilization %"=16}\n')
-    assert (device.name, device.utilization_percent) == (None, 16.0)
-
-
-def test_accumulated_totals_and_templates_are_not_statistics() -> None:
+def test_only_complete_statistics_of_the_node_itself_count() -> None:
     output = (
         "+-o X  <class XAccelerator, id 0x1>\n"
         '  "IOCompatibilityProperties" = {"PerformanceStatistics"={"vramFreeBytes"=15728640}}\n'
         '  "PerformanceStatisticsAccum" = {"Device Utilization %"=99}\n'
     )
     assert only(output) == Device(id="apple-gpu-0", vendor=Vendor.APPLE, index=0, name="XAccelerator")
-
-
-def test_figures_in_nested_values_are_ignored() -> None:
     inner = '{"a"={"Device Utilization %"=1},"b"=(1,{"In use system memory"=2}),"c"="x{","Device Utilization %"=30}'
     device = only(with_statistics(inner))
     assert (device.utilization_percent, device.memory_used_mb) == (30.0, None)
-
-
-def test_a_figure_cut_off_at_the_end_is_unknown() -> None:
     assert only(M3[: M3.index("1610612736") + 4]).memory_used_mb is None
     assert only(M3[: M3.index("1610612736") + 4]).utilization_percent == 42.0
-
-
-def test_use_beyond_a_hundred_counts_as_a_hundred() -> None:
-    assert only(with_statistics('{"Device Utilization %"=113}')).utilization_percent == 100.0
-
-
-def test_nodes_that_are_not_accelerators_are_ignored() -> None:
-    assert (
-        len(parse(M3 + "  +-o AGXDeviceUserClient  <class AGXDeviceUserClient, id 0x4>\n    {\n    }\n").devices) == 1
-    )

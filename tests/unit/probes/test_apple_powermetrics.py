@@ -34,31 +34,22 @@ def test_a_plist_gives_name_use_and_power_but_no_memory() -> None:
     )
 
 
-def test_the_processors_power_figure_is_preferred_to_energy_over_time() -> None:
+def test_power_is_that_of_the_processors_else_energy_over_time() -> None:
     extra = "<key>processor</key>\n<dict>\n<key>gpu_power</key><real>1875.5</real>\n</dict>\n"
     assert only(plist(extra=extra)).power_draw_w == 1.8755
-
-
-def test_energy_without_a_duration_gives_no_power() -> None:
     assert only(plist().replace("250000000", "0")).power_draw_w is None
 
 
-def test_the_last_of_several_plists_counts() -> None:
+def test_the_last_of_several_plists_counts_also_with_odd_characters() -> None:
     assert only(f"{plist(idle='0.9')}\0{plist(idle='0.5')}\0{plist(idle='0.1')}").utilization_percent == 90.0
-
-
-def test_a_plist_after_a_nul_byte_is_parsed() -> None:
     assert only(f"\0{plist()}").utilization_percent == 75.0
+    extra = "<key>tasks</key>\n<array>\n<string>caf\ufffd\x07\x1b</string>\n</array>\n"
+    assert only(plist(extra=extra)).utilization_percent == 75.0
 
 
 @pytest.mark.parametrize("kept", [10, 150, 300, -12])
 def test_the_last_complete_plist_counts_if_the_last_is_truncated(kept: int) -> None:
     assert only(f"{plist(idle='0.9')}\0{plist(idle='0.5')}\0{plist(idle='0.1')[:kept]}").utilization_percent == 50.0
-
-
-def test_names_with_undecodable_and_control_characters_are_tolerated() -> None:
-    extra = "<key>tasks</key>\n<array>\n<string>caf\ufffd\x07\x1b</string>\n</array>\n"
-    assert only(plist(extra=extra)).utilization_percent == 75.0
 
 
 @pytest.mark.parametrize("idle", ["1.5", "-0.1", "nan", "inf"])

@@ -85,10 +85,7 @@ def test_without_root_ioreg_answers_and_the_hint_names_what_root_would_add(mac: 
     assert "sudo" in (problem.hint or "")
 
 
-@pytest.mark.parametrize(
-    ("ioreg", "kind"),
-    [(None, "missing"), ("echo nothing", "garbled"), ("exit 1", "crashed")],
-)
+@pytest.mark.parametrize(("ioreg", "kind"), [(None, "missing"), ("echo nothing", "garbled"), ("exit 1", "crashed")])
 def test_powermetrics_answers_alone_if_ioreg_fails(mac: Mac, ioreg: str | None, kind: str) -> None:
     mac.prints("powermetrics", PLIST)
     if ioreg is not None:
@@ -145,8 +142,7 @@ def test_two_hanging_tools_share_one_timeout(mac: Mac) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ram_gb", "share_mb"),
-    [(8, 5461.33), (32, 21845.33), (36, 24576.0), (64, 49152.0), (128, 98304.0)],
+    ("ram_gb", "share_mb"), [(8, 5461.33), (32, 21845.33), (36, 24576.0), (64, 49152.0), (128, 98304.0)]
 )
 def test_the_gpu_share_is_two_thirds_of_small_and_three_quarters_of_large_memory(
     mac: Mac, ram_gb: float, share_mb: float
@@ -155,17 +151,11 @@ def test_the_gpu_share_is_two_thirds_of_small_and_three_quarters_of_large_memory
     assert unified_memory_limit_mb(5.0) == share_mb
 
 
-def test_a_configured_limit_counts(mac: Mac) -> None:
+def test_the_share_of_the_gpu_may_be_configured_within_the_memory(mac: Mac) -> None:
     mac.has_memory(64, wired_limit_mb="57344")
     assert unified_memory_limit_mb(5.0) == 57344.0
-
-
-def test_a_limit_above_the_memory_is_capped(mac: Mac) -> None:
     mac.has_memory(16, wired_limit_mb="999999")
     assert unified_memory_limit_mb(5.0) == 16384.0
-
-
-def test_a_release_without_the_limit_still_has_the_default_share(mac: Mac) -> None:
     mac.has("sysctl", '[ "$2" = hw.memsize ] && echo 34359738368 || { echo "unknown oid" >&2; exit 1; }')
     assert unified_memory_limit_mb(5.0) == 21845.33
 

@@ -19,18 +19,17 @@ def card(bus_id: str | None) -> Device:
     return Device(id="G0", vendor=Vendor.NVIDIA, pci_bus_id=bus_id)
 
 
-def test_only_cpus_that_this_process_may_use_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cpus_that_this_process_may_use_count_by_node_or_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 3, 8, 9}, raising=False)
     write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-3")
     write(tmp_path, "sys/devices/system/node/node1/cpulist", "4-7")
     write(tmp_path, "sys/devices/system/node/node10/cpulist", "8")
     expected = CpuLayout(allowed=frozenset({1, 2, 3, 8, 9}), nodes={0: frozenset({1, 2, 3}), 10: frozenset({8})})
     assert read_cpu_layout(tmp_path) == expected
-
-
-def test_without_nodes_the_cpus_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    assert read_cpu_layout(tmp_path) == CpuLayout(allowed=frozenset({0, 1}))
+    assert read_cpu_layout(tmp_path / "nothing") == CpuLayout(allowed=frozenset({0, 1}))
 
 
 def test_the_node_of_a_card_is_that_of_its_bus_id_or_unknown(tmp_path: Path) -> None:

@@ -14,12 +14,7 @@ from gpuyard.probes.local_machine import TOOLS, find_parser, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
 
-SYNTHETIC = {
-    **samples_nvidia.SAMPLES,
-    **samples_amd.SAMPLES,
-    **samples_intel.SAMPLES,
-    **samples_apple.SAMPLES,
-}
+SYNTHETIC = {**samples_nvidia.SAMPLES, **samples_amd.SAMPLES, **samples_intel.SAMPLES, **samples_apple.SAMPLES}
 REAL_FOLDER = Path(os.environ.get("GPUYARD_SAMPLES", "/nonexistent"))
 FIGURES = (
     "memory_total_mb", "memory_used_mb", "memory_free_mb", "utilization_percent", "power_draw_w", "power_limit_w",

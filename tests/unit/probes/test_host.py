@@ -4,6 +4,7 @@ import os
 import socket
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,8 +41,14 @@ class Machine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
 
+    def limit(self, group: str = "/job", **files: object) -> None:
+        """Put this process into a cgroup of version 2 with these files."""
+        self.write("proc/self/cgroup", f"0::{group}")
+        for name, text in files.items():
+            self.write(f"sys/fs/cgroup{group}/{name}", str(text))
+
     def counts_group_time(self, path: str, template: str, per_second: float) -> None:
-        self._counters.append((self.root / path, template, per_second))
+        self._counters.append((self.root / "sys/fs/cgroup" / path, template, per_second))
         self._write_counters()
 
     def pass_time(self, seconds: float) -> None:
@@ -72,41 +79,27 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def in_group(machine: Machine, path: str) -> None:
-    machine.write("proc/self/cgroup", f"0::{path}")
-
-
 def test_without_cgroups_the_figures_of_the_machine_are_used(machine: Machine) -> None:
     host = machine.read()
-    assert host.cpu_count == 8.0
-    assert host.memory_total_mb == 65536.0
-    assert host.memory_available_mb == 49152.0
-    assert host.limited_by is None
-    assert host.name == socket.gethostname()
+    assert (host.cpu_count, host.memory_total_mb, host.memory_available_mb) == (8.0, 65536.0, 49152.0)
+    assert (host.limited_by, host.name) == (None, socket.gethostname())
 
 
-def test_the_first_reading_measures_the_cpu_over_a_short_window(machine: Machine) -> None:
+def test_the_first_reading_measures_the_cpu_over_a_short_window_and_later_ones_since_the_previous(
+    machine: Machine,
+) -> None:
     machine.busy_cpus = 2.0
     assert machine.read().cpu_percent == 25.0
     assert machine.slept == [pytest.approx(0.1)]
-
-
-def test_later_readings_measure_since_the_previous_reading_without_waiting(machine: Machine) -> None:
-    machine.read()
     machine.busy_cpus = 4.0
     machine.pass_time(2.0)
     assert machine.read().cpu_percent == 50.0
-    assert len(machine.slept) == 1
-
-
-def test_a_reading_shortly_after_another_repeats_its_figure(machine: Machine) -> None:
-    machine.busy_cpus = 2.0
-    machine.read()
     machine.busy_cpus = 8.0
     machine.pass_time(0.04)
-    assert machine.read().cpu_percent == 25.0
+    assert machine.read().cpu_percent == 50.0, "shortly after another reading its figure is repeated"
     machine.pass_time(0.04)
     assert machine.read().cpu_percent == 100.0
+    assert len(machine.slept) == 1
 
 
 def test_waiting_for_a_disk_does_not_count_as_busy(machine: Machine) -> None:
@@ -118,8 +111,9 @@ def test_waiting_for_a_disk_does_not_count_as_busy(machine: Machine) -> None:
 
 def test_only_cpus_in_the_affinity_mask_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6}, raising=False)
-    assert machine.read().cpu_count == 3.0
-    assert machine.read().limited_by is None
+    assert (machine.read().cpu_count, machine.read().limited_by) == (3.0, None)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert machine.read().cpu_count == 8.0, "a machine without affinity masks"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -137,40 +131,39 @@ def test_files_that_are_read_again_and_again_are_available_in_a_container_too(ma
     assert machine.read().memory_available_mb == 12 * 1024
 
 
-def test_a_cgroup_v2_limit_is_the_total_and_inactive_file_cache_is_available(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
-    machine.write("sys/fs/cgroup/job/memory.current", str(5 * GB))
-    machine.write("sys/fs/cgroup/job/memory.stat", f"anon {3 * GB}\ninactive_file {2 * GB}\nactive_file 0")
+CACHE = f"anon {3 * GB}\ninactive_file {2 * GB}\nactive_file 0"
+
+
+@pytest.mark.parametrize(
+    ("files", "total_gb", "available_gb", "limited_by"),
+    [
+        pytest.param({"max": 8, "current": 5, "stat": CACHE}, 8, 5, "cgroup", id="inactive file cache is available"),
+        pytest.param({"max": 128, "current": 1}, 64, 48, None, id="a limit above the machine does not count"),
+        pytest.param({"max": 60, "current": 1}, 60, 48, "cgroup", id="never more available than in the machine"),
+        pytest.param({"max": 8}, 8, 8, "cgroup", id="no usage figure"),
+        pytest.param({"max": 1, "current": 2}, 1, 0, "cgroup", id="above its limit"),
+    ],
+)
+def test_a_cgroup_v2_limit_is_the_total(
+    machine: Machine, files: dict[str, Any], total_gb: float, available_gb: float, limited_by: str | None
+) -> None:
+    machine.limit(**{f"memory.{name}": each * GB if name != "stat" else each for name, each in files.items()})
     host = machine.read()
-    assert (host.memory_total_mb, host.memory_available_mb, host.limited_by) == (8192.0, 5120.0, "cgroup")
+    assert (host.memory_total_mb, host.memory_available_mb) == (total_gb * 1024.0, available_gb * 1024.0)
+    assert host.limited_by == limited_by
 
 
-def test_the_lowest_limit_of_the_group_and_its_parents_counts(machine: Machine) -> None:
-    in_group(machine, "/user.slice/job/step")
-    machine.write("sys/fs/cgroup/user.slice/memory.max", str(16 * GB))
-    machine.write("sys/fs/cgroup/user.slice/memory.current", str(15 * GB))
-    machine.write("sys/fs/cgroup/user.slice/job/memory.max", str(8 * GB))
-    machine.write("sys/fs/cgroup/user.slice/job/memory.current", str(2 * GB))
-    machine.write("sys/fs/cgroup/user.slice/cpu.max", "200000 100000")
-    machine.write("sys/fs/cgroup/user.slice/job/cpu.max", "300000 100000")
-    machine.write("sys/fs/cgroup/user.slice/job/step/cpu.max", "max 100000")
+def test_the_lowest_limit_of_the_group_and_its_parents_counts_and_no_other(machine: Machine) -> None:
+    machine.limit("/user.slice", **{"memory.max": 16 * GB, "memory.current": 15 * GB, "cpu.max": "200000 100000"})
+    machine.limit("/user.slice/job", **{"memory.max": 8 * GB, "memory.current": 2 * GB, "cpu.max": "300000 100000"})
+    machine.limit("/other", **{"memory.max": GB})
+    machine.limit("/user.slice/job/step", **{"cpu.max": "max 100000"})
     host = machine.read()
-    assert (host.memory_total_mb, host.memory_available_mb) == (8192.0, 1024.0)
-    assert host.cpu_count == 2.0
-
-
-def test_the_limit_of_another_group_does_not_count(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", "max")
-    machine.write("sys/fs/cgroup/other/memory.max", str(GB))
-    assert machine.read().limited_by is None
+    assert (host.memory_total_mb, host.memory_available_mb, host.cpu_count) == (8192.0, 1024.0, 2.0)
 
 
 def test_the_limits_of_a_container_are_at_the_root_of_its_tree(machine: Machine) -> None:
-    in_group(machine, "/")
-    machine.write("sys/fs/cgroup/memory.max", str(4 * GB))
-    machine.write("sys/fs/cgroup/memory.current", str(GB))
+    machine.limit("/", **{"memory.max": 4 * GB, "memory.current": GB})
     assert machine.read().memory_available_mb == 3072.0
 
 
@@ -190,7 +183,7 @@ def test_cgroup_v1_limits_are_read(machine: Machine) -> None:
     machine.write("sys/fs/cgroup/memory/job/memory.stat", f"inactive_file 0\ntotal_inactive_file {GB}")
     machine.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "150000")
     machine.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000")
-    machine.counts_group_time("sys/fs/cgroup/cpu,cpuacct/job/cpuacct.usage", "{}\n", 1e9)
+    machine.counts_group_time("cpu,cpuacct/job/cpuacct.usage", "{}\n", 1e9)
     machine.group_cpus = 0.75
     host = machine.read()
     assert (host.memory_total_mb, host.memory_available_mb) == (8192.0, 3072.0)
@@ -201,7 +194,7 @@ def test_cgroup_v1_may_count_cpu_time_in_another_tree(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "4:memory:/\n2:cpuacct:/job\n1:cpu:/job")
     machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000")
     machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
-    machine.counts_group_time("sys/fs/cgroup/cpuacct/job/cpuacct.usage", "{}\n", 1e9)
+    machine.counts_group_time("cpuacct/job/cpuacct.usage", "{}\n", 1e9)
     machine.group_cpus = 0.5
     assert machine.read().cpu_percent == 25.0
 
@@ -214,98 +207,58 @@ def test_cgroup_v2_beside_v1_is_read_too(machine: Machine) -> None:
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712", "9223372036854775807", "-1", "", "lots"])
 def test_values_that_mean_unlimited_set_no_limit(machine: Machine, limit: str) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", limit)
+    machine.limit(**{"memory.max": limit, "cpu.max": f"{limit} 100000"})
     machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", limit)
-    machine.write("sys/fs/cgroup/job/cpu.max", f"{limit} 100000")
     machine.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", limit)
     machine.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     host = machine.read()
     assert (host.memory_total_mb, host.cpu_count, host.limited_by) == (65536.0, 8.0, None)
 
 
-def test_limits_above_the_machine_do_not_count(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(128 * GB))
-    machine.write("sys/fs/cgroup/job/memory.current", str(GB))
-    machine.write("sys/fs/cgroup/job/cpu.max", "1600000 100000")
+def test_a_quota_above_the_machine_does_not_count(machine: Machine) -> None:
+    machine.limit(**{"cpu.max": "1600000 100000"})
     machine.busy_cpus = 2.0
     host = machine.read()
-    assert (host.memory_total_mb, host.memory_available_mb) == (65536.0, 49152.0)
     assert (host.cpu_count, host.cpu_percent, host.limited_by) == (8.0, 25.0, None)
 
 
-def test_available_memory_never_exceeds_that_of_the_machine(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(60 * GB))
-    machine.write("sys/fs/cgroup/job/memory.current", str(GB))
-    assert machine.read().memory_available_mb == 49152.0
-
-
-def test_a_limit_without_a_usage_figure_caps_the_available_memory(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
-    assert machine.read().memory_available_mb == 8192.0
-
-
-def test_a_group_above_its_limit_has_no_available_memory(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(GB))
-    machine.write("sys/fs/cgroup/job/memory.current", str(2 * GB))
-    assert machine.read().memory_available_mb == 0.0
-
-
 def test_with_a_quota_the_cpu_percentage_is_the_use_of_the_quota(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000")
-    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\nuser_usec 5\n", 1e6)
+    machine.limit(**{"cpu.max": "150000 100000"})
+    machine.counts_group_time("job/cpu.stat", "usage_usec {}\nuser_usec 5\n", 1e6)
     machine.busy_cpus, machine.group_cpus = 8.0, 0.3
     assert machine.read().cpu_percent == 20.0
     machine.group_cpus = 1.2
     machine.pass_time(1.0)
     host = machine.read()
     assert (host.cpu_count, host.cpu_percent, host.limited_by) == (1.5, 80.0, "cgroup")
-
-
-def test_a_burst_above_the_quota_counts_as_100_percent(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
-    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
     machine.group_cpus = 3.0
-    assert machine.read().cpu_percent == 100.0
+    machine.pass_time(1.0)
+    assert machine.read().cpu_percent == 100.0, "a burst above the quota"
+    machine.group_used = 0.0
+    machine.pass_time(1.0)
+    assert machine.read().cpu_percent is None, "the counter has decreased"
 
 
 def test_a_quota_without_a_cpu_time_counter_leaves_the_percentage_unknown(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
+    machine.limit(**{"cpu.max": "100000 100000"})
     machine.busy_cpus = 8.0
     host = machine.read()
     assert (host.cpu_count, host.cpu_percent) == (1.0, None)
 
 
-def test_a_counter_that_decreased_leaves_the_percentage_unknown(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
-    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
-    machine.read()
-    machine.group_used = 0.0
-    machine.pass_time(1.0)
-    assert machine.read().cpu_percent is None
-
-
 def test_a_changed_quota_restarts_the_measurement(machine: Machine) -> None:
-    in_group(machine, "/job")
-    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
+    machine.limit()
+    machine.counts_group_time("job/cpu.stat", "usage_usec {}\n", 1e6)
     machine.busy_cpus, machine.group_cpus = 4.0, 0.5
     assert machine.read().cpu_percent == 50.0
-    machine.write("sys/fs/cgroup/job/cpu.max", "200000 100000")
+    machine.limit(**{"cpu.max": "200000 100000"})
     machine.pass_time(REREAD_LIMITS_AFTER_S + 1.0)
     assert machine.read().cpu_percent == 25.0
     assert len(machine.slept) == 2
 
 
 def test_unreadable_files_set_no_limit(machine: Machine) -> None:
-    in_group(machine, "/job")
+    machine.limit()
     # A folder in place of the file cannot be read, even by root.
     (machine.root / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
     (machine.root / "sys/fs/cgroup/job/cpu.max").mkdir()
@@ -329,30 +282,19 @@ def test_figures_that_psutil_cannot_read_are_unknown(machine: Machine, monkeypat
     assert machine.read() == Host()
 
 
-def test_a_machine_without_affinity_masks_counts_its_cpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert machine.read().cpu_count == 8.0
-
-
 def test_the_figures_of_this_machine_are_within_those_of_psutil() -> None:
     host = PsutilHost().read()
     memory = psutil.virtual_memory()
-    assert host.memory_total_mb is not None
-    assert host.memory_available_mb is not None
-    assert 0 < host.memory_total_mb <= memory.total / 2**20 + 0.01
-    assert 0 <= host.memory_available_mb <= host.memory_total_mb
-    assert host.cpu_count is not None
-    assert 0 < host.cpu_count <= (os.cpu_count() or 1)
+    assert 0 < (host.memory_total_mb or 0) <= memory.total / 2**20 + 0.01
+    assert 0 <= (host.memory_available_mb or -1) <= (host.memory_total_mb or 0)
+    assert 0 < (host.cpu_count or 0) <= (os.cpu_count() or 1)
     assert host.cpu_percent is not None
     assert 0 <= host.cpu_percent <= 100
     assert host.load_1m is not None
     assert host.name
 
 
-def test_ram_alone_is_read_again_within_the_limits_that_were_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(tmp_path, monkeypatch)
+def test_ram_alone_is_read_again_within_the_limits_that_were_found(machine: Machine) -> None:
     machine.write("sys/fs/cgroup/memory.max", str(8 * GB))
     machine.write("sys/fs/cgroup/memory.current", str(2 * GB))
     before = machine.read()

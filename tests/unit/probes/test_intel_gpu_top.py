@@ -36,29 +36,20 @@ def add_card(root: Path, number: int, bus: str, model: str, driver: str = "i915"
     (node / "device").symlink_to(folder)
 
 
-def test_the_last_sample_counts_and_a_device_is_as_busy_as_its_busiest_engine() -> None:
+def test_the_last_sample_of_some_length_counts() -> None:
     device = read(TOP_OLD)
     assert (device.utilization_percent, device.power_draw_w) == (37.25, 4.25)
-
-
-def test_a_single_sample_of_microseconds_gives_no_rates() -> None:
     device = read(GARBAGE)
     assert (device.utilization_percent, device.power_draw_w) == (None, None)
-
-
-def test_clients_of_a_sample_of_microseconds_are_listed() -> None:
     device = read('[{"period": {"duration": 0.004}, "clients": {"1": {"pid": "77", "name": "x"}}}')
     assert device.processes == (Process(pid=77, name="x"),)
 
 
-def test_power_is_that_of_the_gpu_and_not_of_the_package() -> None:
+def test_power_is_that_of_the_gpu_where_it_is_reported() -> None:
     assert read(TOP_NEW).power_draw_w == 3.125
     assert (
         read('{"engines": {}, "period": {"duration": 9}, "power": {"Package": 20, "unit": "W"}}').power_draw_w is None
     )
-
-
-def test_discrete_cards_without_a_power_object_have_unknown_power() -> None:
     device = read(TOP_ARC)
     assert (device.utilization_percent, device.power_draw_w) == (91.33, None)
 
@@ -68,14 +59,8 @@ def test_process_memory_is_the_device_memory_of_all_its_clients() -> None:
         Process(pid=2001, memory_mb=None, name="Xwayland"),
         Process(pid=4100, memory_mb=600.0, name="blender"),
     )
-
-
-def test_a_client_with_unknown_memory_makes_that_of_its_process_unknown() -> None:
     text = TOP_NEW.replace('"local0": { "total": "104857600", "shared": "0", "resident": "104857600" }', "")
     assert (read(text).processes or ())[1] == Process(pid=4100, memory_mb=None, name="blender")
-
-
-def test_an_empty_client_list_means_no_processes_and_a_missing_list_unknown() -> None:
     assert read(TOP_ARC).processes == ()
     assert read(TOP_OLD).processes is None
 
@@ -83,17 +68,11 @@ def test_an_empty_client_list_means_no_processes_and_a_missing_list_unknown() ->
 def test_used_memory_is_unknown_but_at_least_what_the_clients_hold() -> None:
     device = read(TOP_NEW)
     assert (device.memory_used_mb, device.memory_free_mb, device.memory_used_at_least_mb) == (None, None, 600.0)
-
-
-def test_a_buffer_that_clients_share_counts_once_in_the_lower_bound() -> None:
     text = TOP_NEW.replace('"total": "838860800", "shared": "0"', '"total": "838860800", "shared": "52428800"')
     text = text.replace(
         '"local0": { "total": "104857600", "shared": "0"', '"local0": { "total": "104857600", "shared": "52428800"'
     )
     assert read(text).memory_used_at_least_mb == 550.0
-
-
-def test_the_lower_bound_is_zero_without_clients_and_unknown_without_figures() -> None:
     assert read(TOP_ARC).memory_used_at_least_mb == 0.0
     assert read(TOP_OLD).memory_used_at_least_mb is None
     assert read(TOP_NEW.replace("local0", "system")).memory_used_at_least_mb is None
@@ -114,13 +93,10 @@ def test_brackets_and_commas_may_be_missing_or_repeated(stream: str) -> None:
     assert read(stream) == read(TOP_OLD)
 
 
-def test_the_complete_members_of_a_truncated_sample_count() -> None:
+def test_the_complete_members_of_a_truncated_sample_count_unless_there_is_a_complete_one() -> None:
     cut = TOP_OLD[: TOP_OLD.index('"sema"', TOP_OLD.index("37.25"))]
     assert read(cut).utilization_percent == 37.25
     assert read(cut[: cut.index("37.25") + 3]).utilization_percent == 12.5
-
-
-def test_a_complete_sample_takes_precedence_over_a_later_truncated_sample() -> None:
     later = TOP_ARC[: TOP_ARC.index('"Compute"')]
     assert read(f"{TOP_OLD},\n{later}").utilization_percent == 37.25
 
@@ -150,14 +126,13 @@ def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
     assert device.utilization_percent == 37.25
 
 
-def test_without_a_listed_card_the_output_of_the_tool_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_listed_card_the_tool_decides_whether_there_are_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
     install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
     (device,) = IntelGpuTop(tmp_path / "nothing").read(20.0).devices
     assert (device.id, device.utilization_percent) == ("intel-0", 37.25)
-
-
-def test_without_a_listed_card_a_failing_tool_means_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "echo 'No device filter specified and no i915 devices found' >&2; exit 1")
     with pytest.raises(ProbeMissing, match="no Intel GPU"):
         IntelGpuTop(tmp_path / "nothing").read(20.0)

@@ -9,13 +9,7 @@ from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeou
 from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
 from tests.executables import write_executable
-from tests.unit.probes.samples_intel import (
-    DISCOVERY_CSV,
-    DISCOVERY_JSON,
-    DUMP_2,
-    DUMP_NEW,
-    PS_JSON,
-)
+from tests.unit.probes.samples_intel import DISCOVERY_CSV, DISCOVERY_JSON, DUMP_2, DUMP_NEW, PS_JSON
 
 
 def read(text: str) -> Device:
@@ -27,14 +21,9 @@ def load(device: Device) -> tuple[float | None, float | None, float | None, floa
     return device.utilization_percent, device.power_draw_w, device.temperature_c, device.memory_used_mb
 
 
-def test_the_last_row_of_each_device_counts() -> None:
-    first, second = parse(DUMP_NEW).devices
-    assert (first.index, load(first)) == (0, (70.25, 91.5, 63.0, 4096.75))
-    assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
-
-
-def test_the_titles_of_later_releases_mean_the_same() -> None:
-    first, second = parse(DUMP_2).devices
+@pytest.mark.parametrize("dump", [DUMP_NEW, DUMP_2], ids=["titles of release 1", "titles of later releases"])
+def test_the_last_row_of_each_device_counts(dump: str) -> None:
+    first, second = parse(dump).devices
     assert (first.index, load(first)) == (0, (70.25, 91.5, 63.0, 4096.75))
     assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
 
@@ -52,21 +41,20 @@ def test_a_csv_without_a_known_column_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_blank_fields_at_the_end_of_a_row_are_unknown() -> None:
+def test_only_complete_rows_count_and_blank_fields_are_unknown() -> None:
     device = read(
         "Timestamp, DeviceId, GPU Power (W), GPU Core Temperature (Celsius Degree)\n18:38:50.000,    0, 43.72,"
     )
     assert (device.power_draw_w, device.temperature_c) == (43.72, None)
-
-
-def test_a_truncated_row_does_not_replace_a_complete_row() -> None:
     first, _ = parse(DUMP_NEW + "09:10:13.000,    0, 1.0\n09:10:13.000,    2, 25.00, 9").devices
     assert first.utilization_percent == 70.25
 
 
-def test_a_dump_without_rows_is_refused() -> None:
+def test_text_without_figures_is_refused() -> None:
     with pytest.raises(ProbeGarbled, match="no rows"):
         parse("Timestamp, DeviceId, GPU Power (W)\n")
+    with pytest.raises(ProbeGarbled, match="Device not found"):
+        parse('{"error": "Device not found", "errno": 22}')
 
 
 def test_discovery_gives_identity_and_memory() -> None:
@@ -74,15 +62,9 @@ def test_discovery_gives_identity_and_memory() -> None:
     assert (first.id, first.pci_bus_id) == ("00000000-0000-004d-0000-000056c08086", "0000:4d:00.0")
     assert (first.name, first.memory_total_mb) == ("Intel(R) Data Center GPU Flex 170", None)
     assert (second.id, second.memory_total_mb) == ("0000:9a:00.0", 16288.0)
-
-
-def test_cards_with_the_same_uuid_are_identified_by_bus_id() -> None:
     entry = {"uuid": "00000000-0000-0000-0000-020a00008086", "device_id": 0}
     two = [entry | {"pci_bdf_address": "0000:1a:00.0"}, entry | {"pci_bdf_address": "0000:1b:00.0", "device_id": 1}]
     assert [device.id for device in parse(json.dumps({"device_list": two})).devices] == ["0000:1a:00.0", "0000:1b:00.0"]
-
-
-def test_missing_memory_in_the_csv_of_discovery_is_unknown() -> None:
     first, second = parse(DISCOVERY_CSV).devices
     assert (first.memory_total_mb, second.memory_total_mb) == (None, 14260.97)
 
@@ -93,11 +75,6 @@ def test_json_processes_are_parsed_and_an_empty_list_has_no_device() -> None:
         Process(pid=5151, memory_mb=1.92, name="xpu-smi"),
     )
     assert parse('{"device_util_by_proc_list": []}').devices == ()
-
-
-def test_an_error_in_json_is_passed_on() -> None:
-    with pytest.raises(ProbeGarbled, match="Device not found"):
-        parse('{"error": "Device not found", "errno": 22}')
 
 
 VERSION = """CLI:
@@ -150,9 +127,6 @@ def test_a_live_reading_combines_identity_figures_and_processes(stand_in: StandI
     assert first.processes == (Process(pid=3010, memory_mb=1024.0, name="python3"),)
     assert (second.memory_total_mb, second.memory_used_mb, second.memory_free_mb) == (16288.0, 17.25, 16270.75)
     assert second.processes == ()
-
-
-def test_a_process_figure_above_the_used_memory_of_the_card_becomes_unknown(stand_in: StandIn) -> None:
     stand_in.prints(ps=PS_JSON.replace("1048576", "7876608"))
     assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, name="python3"),)
 

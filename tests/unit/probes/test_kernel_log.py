@@ -12,15 +12,14 @@ OTHERS = "NVRM: GPU at 0000:03:00: GPU-b850\nXid (PCI:0000:65:00): 79\nNVRM: Xid
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [(NEW, [("0000:65:00.0", 79)]), (OLD, [("0000:03:00.0", 14)]), (OTHERS, []), (NEW + OLD, 2)],
+    ("text", "found"), [(NEW, [("0000:65:00.0", 79)]), (OLD, [("0000:03:00.0", 14)]), (OTHERS, []), (NEW + OLD, 2)]
 )
 def test_messages_of_the_driver_are_found(text: str, found: list[tuple[str, int]] | int) -> None:
     xids = list(find_xids(text))
     assert (len(xids) if isinstance(found, int) else xids) == found
 
 
-def test_only_messages_after_the_first_call_count(tmp_path: Path) -> None:
+def test_only_messages_after_the_first_call_count_that_this_user_may_read(tmp_path: Path) -> None:
     path = tmp_path / "dev/kmsg"
     path.parent.mkdir()
     path.write_text(NEW)
@@ -30,8 +29,5 @@ def test_only_messages_after_the_first_call_count(tmp_path: Path) -> None:
         file.write(OLD)
     assert log.new_xids() == [("0000:03:00.0", 14)]
     assert log.new_xids() == []
-
-
-def test_a_log_that_this_user_may_not_read_has_no_xids(tmp_path: Path) -> None:
     log = KernelLog(tmp_path)
     assert (log.new_xids(), log.new_xids()) == ([], [])

@@ -64,7 +64,7 @@ class QuickProbe(FixedProbe):
         return [replace(device, memory_used_mb=700.0) for device in devices]
 
 
-def test_the_memory_of_a_device_is_read_into_an_earlier_snapshot() -> None:
+def test_the_memory_of_devices_or_of_the_host_is_read_into_an_earlier_snapshot() -> None:
     clock = FakeClock()
     probes = (QuickProbe(Vendor.NVIDIA), QuickProbe(Vendor.AMD), FixedProbe(Vendor.INTEL))
     reader = MachineReader([FallbackChain(p.vendor, [p], clock) for p in probes], FixedHost(), clock, 5)
@@ -76,6 +76,10 @@ def test_the_memory_of_a_device_is_read_into_an_earlier_snapshot() -> None:
     assert all(now is then for now, then in zip(after.devices[1:], before.devices[1:], strict=True))
     assert after.taken_at == before.taken_at, "the other figures are as old as before"
     assert reader.read_memory(before, {"intel-0"}) is before
+    reader = MachineReader([], FixedHost(), FakeClock(), 5.0)
+    before = reader.snapshot()
+    after = reader.read_host_memory(before)
+    assert (after.host, after.devices) == (replace(HOST, memory_available_mb=7.0), before.devices)
 
 
 def test_a_machine_with_several_vendors_shows_them_all() -> None:
@@ -157,10 +161,3 @@ def test_an_unhealthy_device_is_a_problem_too() -> None:
     snapshot = assemble(None, HOST, [Reading(devices=(ill,), problems=(noted,))])
     assert [problem.kind for problem in snapshot.problems] == ["garbled", "unhealthy"]
     assert "GPU is lost" in snapshot.problems[1].message
-
-
-def test_ram_alone_can_be_read_again() -> None:
-    reader = MachineReader([], FixedHost(), FakeClock(), 5.0)
-    before = reader.snapshot()
-    after = reader.read_host_memory(before)
-    assert (after.host, after.devices) == (replace(HOST, memory_available_mb=7.0), before.devices)

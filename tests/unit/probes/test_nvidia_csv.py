@@ -3,27 +3,16 @@ import pytest
 from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Process
 from gpuyard.probes.nvidia.nvidia_smi import parse_apps, parse_csv
-from tests.unit.probes.samples_nvidia import (
-    APPS,
-    APPS_WITHOUT_CARD,
-    CSV,
-    LOST_CSV,
-    LOST_LINE,
-    NO_UNITS_CSV,
-    XML,
-)
+from tests.unit.probes.samples_nvidia import APPS, APPS_WITHOUT_CARD, CSV, LOST_CSV, LOST_LINE, NO_UNITS_CSV, XML
 
 TWO_PROCESSES = "".join(APPS.splitlines(keepends=True)[:3])
 
 
-def test_columns_are_identified_by_the_header() -> None:
+def test_values_are_parsed_by_the_header_with_and_without_units() -> None:
     one, two = parse_csv(CSV).devices
     assert (one.index, one.name, one.memory_total_mb, one.memory_used_mb) == (0, "NVIDIA Test One", 24576, 4096)
     assert (one.utilization_percent, one.power_draw_w, one.power_limit_w, one.temperature_c) == (37, 201.5, 350, 61)
     assert (two.memory_used_mb, two.utilization_percent, two.power_draw_w, two.power_limit_w) == (0, None, None, None)
-
-
-def test_values_without_units_are_parsed_too() -> None:
     (one,) = parse_csv(NO_UNITS_CSV).devices
     assert (one.memory_total_mb, one.utilization_percent, one.power_draw_w, one.power_limit_w) == (
         24576,
@@ -32,9 +21,6 @@ def test_values_without_units_are_parsed_too() -> None:
         350,
     )
     assert (one.id, one.temperature_c, one.processes) == ("nvidia-0", None, None)
-
-
-def test_a_first_line_with_column_names_is_enough() -> None:
     columns = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total\n"
     reading = parse_csv(f"{columns}0, GPU-1, NVIDIA Test One, 61, 37, 4096, 12287\n")
     (card,) = reading.devices
@@ -47,19 +33,16 @@ def test_a_first_line_with_column_names_is_enough() -> None:
     assert reading.problems == ()
 
 
-def test_a_lost_card_is_unhealthy() -> None:
+def test_a_lost_card_is_unhealthy_and_its_message_is_not_its_uuid() -> None:
     (field,) = parse_csv(LOST_CSV).devices
     (line,) = parse_csv(LOST_LINE).devices
     assert (field.fault, line.fault) == ("GPU is lost", "GPU is lost.  Reboot to recover this GPU")
     assert line.id == line.pci_bus_id == "0000:3b:00.0"
-
-
-def test_the_message_of_a_lost_card_is_not_used_as_its_uuid() -> None:
     (gone,) = parse_csv("index, uuid, pci.bus_id\n0, [GPU is lost], 00000000:3B:00.0\n").devices
     assert (gone.id, gone.fault) == ("0000:3b:00.0", "GPU is lost")
 
 
-def test_cards_with_the_same_masked_uuid_are_identified_by_bus_id() -> None:
+def test_cards_are_told_apart_by_bus_id_or_row() -> None:
     masked = "GPU-00000000-0000-0000-0000-000000000000"
     header = "uuid, pci.bus_id, utilization.gpu [%]\n"
     rows = f"{masked}, 00000000:01:00.0, 1 %\n{masked}, 00000000:02:00.0, 2 %\n"
@@ -68,9 +51,6 @@ def test_cards_with_the_same_masked_uuid_are_identified_by_bus_id() -> None:
         ("0000:01:00.0", 1),
         ("0000:02:00.0", 2),
     ]
-
-
-def test_rows_without_an_identity_are_separate_cards() -> None:
     assert len(parse_csv("name, memory.total [MiB]\nNVIDIA X, 10 MiB\nNVIDIA X, 10 MiB\n").devices) == 2
     assert len(parse_csv("uuid, memory.total [MiB]\n[N/A], 10 MiB\n[N/A], 10 MiB\n").devices) == 2
 
@@ -87,13 +67,19 @@ def test_text_without_cards_is_refused(text: str) -> None:
         parse_csv(text)
 
 
-def test_processes_are_listed_under_their_cards() -> None:
+def test_processes_are_listed_under_their_cards_or_the_first() -> None:
     one, two = parse_apps(APPS).devices
     assert one.processes == (
         Process(pid=4242, memory_mb=3800, name="python, with a comma, train.py"),
         Process(pid=77, memory_mb=None, name="Xorg"),
     )
     assert two.processes == (Process(pid=88, memory_mb=5, name=None),)
+    (card,) = parse_apps(APPS_WITHOUT_CARD).devices
+    assert (card.id, card.processes) == ("nvidia-0", (Process(pid=4242, memory_mb=3800),))
+    assert parse_apps("pid, process_name, used_gpu_memory [MiB]\n").devices == ()
+    twice = "gpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1, 42, [N/A]\nGPU-1, 42, 300 MiB\n"
+    reading = parse_apps(twice)
+    assert reading.devices[0].processes == (Process(pid=42, memory_mb=300),)
 
 
 @pytest.mark.parametrize(
@@ -121,24 +107,8 @@ def test_a_card_whose_only_row_has_no_pid_has_unknown_processes() -> None:
     assert two.processes is None
 
 
-def test_a_process_that_is_listed_twice_on_a_card_counts_once() -> None:
-    card = "GPU-11111111-0000-0000-0000-000000000001"
-    reading = parse_apps(f"gpu_uuid, pid, used_gpu_memory [MiB]\n{card}, 42, [N/A]\n{card}, 42, 300 MiB\n")
-    assert reading.devices[0].processes == (Process(pid=42, memory_mb=300),)
-
-
-def test_an_empty_process_list_is_not_an_error() -> None:
-    assert parse_apps("pid, process_name, used_gpu_memory [MiB]\n").devices == ()
-
-
-def test_processes_without_a_column_for_their_card_belong_to_the_first_card() -> None:
-    (card,) = parse_apps(APPS_WITHOUT_CARD).devices
-    assert (card.id, card.processes) == ("nvidia-0", (Process(pid=4242, memory_mb=3800),))
-
-
 @pytest.mark.parametrize(
-    "text",
-    ["", "hello", CSV, "1, 2\n", "python, 300 MiB\n", "1, GPU-11111111, 5 %\n", CSV.partition("\n")[2]],
+    "text", ["", "hello", CSV, "1, 2\n", "python, 300 MiB\n", "1, GPU-11111111, 5 %\n", CSV.partition("\n")[2]]
 )
 def test_text_without_processes_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):

@@ -25,16 +25,13 @@ def reader(driver: Driver) -> Callable[[float | None, float], float | None]:
     return lambda power_w, now: counters.read("GPU-1", power_w, now, driver)
 
 
-def test_between_two_answers_the_power_continues_the_counter() -> None:
+def test_between_two_answers_ten_seconds_apart_the_power_continues_the_counter() -> None:
     driver = Driver(500.0)
     read = reader(driver)
     assert read(100.0, 0.0) == 500.0
     assert read(300.0, 1.0) == 700.0
     assert read(300.0, 3.0) == 1300.0
     assert driver.asked == 1
-
-
-def test_the_counter_is_asked_for_again_after_ten_seconds() -> None:
     driver = Driver(0.0)
     read = reader(driver)
     read(100.0, 0.0)
@@ -52,9 +49,6 @@ def test_a_power_that_said_too_much_is_made_good_and_no_reading_falls() -> None:
     assert read(100.0, 10.0) == 900.0
     assert read(100.0, 10.4) == 900.0
     assert read(100.0, 11.0) == 950.0
-
-
-def test_a_counter_that_starts_again_is_returned_as_it_is() -> None:
     driver = Driver(1_000.0)
     read = reader(driver)
     read(100.0, 0.0)
@@ -62,11 +56,8 @@ def test_a_counter_that_starts_again_is_returned_as_it_is() -> None:
     assert read(100.0, 10.0) == 20.0
 
 
-def test_a_card_without_a_counter_has_no_energy() -> None:
+def test_without_a_counter_there_is_no_energy_and_without_power_it_is_asked_each_time() -> None:
     assert reader(Driver(None))(100.0, 0.0) is None
-
-
-def test_without_the_power_the_counter_is_asked_for_each_time() -> None:
     driver = Driver(10.0)
     read = reader(driver)
     assert [read(None, 0.0), read(None, 1.0), read(50.0, 2.0)] == [10.0, 10.0, 10.0]
@@ -84,9 +75,7 @@ steps = st.lists(st.tuples(st.floats(0.05, 20.0), st.floats(0.0, 700.0), st.floa
 
 
 @given(steps)
-def test_readings_never_fall_and_are_the_counter_wherever_it_is_ahead(
-    steps: list[tuple[float, float, float]],
-) -> None:
+def test_readings_never_fall_and_are_the_counter_wherever_it_is_ahead(steps: list[tuple[float, float, float]]) -> None:
     """Whatever the power says, compared with what the card really draws."""
     driver = Driver(0.0)
     read = reader(driver)

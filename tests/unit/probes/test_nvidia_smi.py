@@ -40,21 +40,17 @@ def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: To
         NvidiaSmi().read(10)
 
 
-def test_cards_listed_before_a_failure_are_reported_with_the_failure(tools: Tools) -> None:
+def test_cards_listed_before_a_failure_are_reported_with_the_failure_unless_a_lost_card_explains_it(
+    tools: Tools,
+) -> None:
     put_smi(tools, xml=XML, status=14)
     reading = NvidiaSmi().read(10)
     assert len(reading.devices) == 2
     assert [(problem.kind, "status 14" in problem.message) for problem in reading.problems] == [("crashed", True)]
-
-
-def test_the_error_status_due_to_a_lost_card_is_not_another_problem(tools: Tools) -> None:
     put_smi(tools, xml=LOST_LINE.replace("3B", "AA") + XML, status=15)
     reading = NvidiaSmi().read(10)
     assert [device.healthy for device in reading.devices] == [True, True, False]
     assert reading.problems == ()
-
-
-def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tools: Tools) -> None:
     put_smi(tools, xml=LOST_LINE, status=15)
     (lost,) = NvidiaSmi().read(10).devices
     assert (lost.id, lost.healthy) == ("0000:3b:00.0", False)

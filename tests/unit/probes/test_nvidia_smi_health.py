@@ -36,23 +36,17 @@ def read(more: str, load: int = 50) -> HealthFigures:
     return device.health
 
 
-def test_a_newer_driver() -> None:
+def test_the_health_of_a_card_is_read_from_newer_and_older_drivers() -> None:
     assert read(NEW) == HealthFigures(
         ecc_uncorrected=3, remap_pending=True, remap_failed=False,
         throttle=(Throttle.POWER_BRAKE, Throttle.HW_SLOWDOWN), link_width=8, link_width_max=16,
     )  # fmt: skip
-
-
-def test_an_older_driver() -> None:
     found = read(OLD)
     assert (found.ecc_uncorrected, found.throttle, found.remap_pending) == (4, (Throttle.HW_THERMAL,), None)
+    assert read("", load=0).link_width is None
 
 
 @pytest.mark.parametrize("more", ["", NONE])
 def test_what_is_not_printed_is_unknown(more: str) -> None:
     found = read(more)
     assert (found.ecc_uncorrected, found.remap_failed, found.throttle) == (None, None, None)
-
-
-def test_a_narrow_link_of_an_idle_card_says_nothing() -> None:
-    assert read("", load=0).link_width is None

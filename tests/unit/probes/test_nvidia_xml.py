@@ -17,20 +17,14 @@ def test_each_card_has_its_own_figures() -> None:
     assert (one.memory_total_mb, one.memory_used_mb, one.memory_free_mb) == (24576, 4096, 20180)
     assert (one.utilization_percent, one.temperature_c, one.pci_bus_id) == (37, 61, "0000:3b:00.0")
     assert (two.index, two.memory_used_mb, two.utilization_percent, two.processes) == (1, 0, None, ())
-
-
-def test_power_is_found_under_its_old_and_new_names() -> None:
-    one, two = parse_xml(XML).devices
     assert (one.power_draw_w, one.power_limit_w) == (201.5, 350)
     assert (two.power_draw_w, two.power_limit_w) == (30, 200)
-
-
-def test_hidden_process_memory_is_unknown() -> None:
-    one, _ = parse_xml(XML).devices
     assert one.processes == (
         Process(pid=4242, memory_mb=3800, name="python train.py"),
         Process(pid=77, memory_mb=None, name="GPU is lost"),
     )
+    assert all(device.healthy for device in parse_xml(XML).devices)
+    assert parse_xml(XML).problems == ()
 
 
 def test_a_process_listed_as_compute_and_graphics_counts_once_with_the_larger_figure() -> None:
@@ -44,10 +38,6 @@ def test_a_process_listed_as_compute_and_graphics_counts_once_with_the_larger_fi
         assert [(process.pid, process.memory_mb) for process in one.processes] == [(4242, whole), (77, None)]
 
 
-def test_a_process_name_does_not_make_its_card_unhealthy() -> None:
-    assert all(device.healthy for device in parse_xml(XML).devices)
-
-
 def test_mig_instances_are_devices_with_ids_that_cuda_accepts() -> None:
     card, first, second = parse_xml(MIG_XML).devices
     assert first.id == "MIG-GPU-33333333-0000-0000-0000-000000000003/3/0"
@@ -58,10 +48,12 @@ def test_mig_instances_are_devices_with_ids_that_cuda_accepts() -> None:
     assert second.processes == ()
 
 
-def test_a_card_with_lost_in_its_fields_is_unhealthy_and_the_other_is_not() -> None:
+def test_a_lost_card_is_unhealthy_and_the_others_are_not() -> None:
     gone, here = parse_xml(LOST_FIELD_XML).devices
     assert (gone.fault, gone.id) == ("GPU is lost", "0000:01:00.0")
     assert here.healthy
+    line = "Unable to determine the device handle for GPU 0000:AA:00.0: Unknown Error\n"
+    assert [device.healthy for device in parse_xml(line + XML).devices] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -78,11 +70,6 @@ def test_a_lost_card_alone_on_a_line_is_an_unhealthy_device(line: str, bus_id: s
     assert not device.healthy
 
 
-def test_a_lost_card_beside_a_document_is_listed_with_the_others() -> None:
-    line = "Unable to determine the device handle for GPU 0000:AA:00.0: Unknown Error\n"
-    assert [device.healthy for device in parse_xml(line + XML).devices] == [True, True, False]
-
-
 @pytest.mark.parametrize(
     "text",
     [XML[: XML.index("NVIDIA Test Two")], XML.replace("NVIDIA Test Two", "NVIDIA <Two"), XML.replace(" Two<", " &x;<")],
@@ -96,16 +83,14 @@ def test_a_broken_document_gives_its_complete_cards_and_a_problem(text: str) -> 
     assert "breaks off after 1 whole" in problem.message
 
 
-def test_a_complete_document_has_no_problems() -> None:
-    assert parse_xml(XML).problems == ()
-
-
-def test_a_document_broken_within_its_first_card_is_an_error() -> None:
+def test_what_is_no_document_is_refused_with_the_message_of_the_tool() -> None:
     with pytest.raises(ProbeGarbled):
         parse_xml(XML.replace("NVIDIA Test One", "NVIDIA <One"))
     reading = parse_xml(f"{LOST_LINE}<nvidia_smi_log><gpu>")
     assert [device.healthy for device in reading.devices] == [False]
     assert [problem.kind for problem in reading.problems] == ["garbled"]
+    with pytest.raises(ProbeCrashed, match="version mismatch"):
+        parse_xml("Failed to initialize NVML: Driver/library version mismatch\n")
 
 
 def test_a_machine_without_cards_is_not_an_error() -> None:
@@ -117,8 +102,3 @@ def test_a_machine_without_cards_is_not_an_error() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):
         parse_xml(text)
-
-
-def test_an_error_message_of_the_tool_is_passed_on() -> None:
-    with pytest.raises(ProbeCrashed, match="version mismatch"):
-        parse_xml("Failed to initialize NVML: Driver/library version mismatch\n")

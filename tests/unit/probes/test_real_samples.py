@@ -12,15 +12,9 @@ import pytest
 from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.probes.local_machine import TOOLS, replay
-from tests.unit.probes import expected_amd, expected_apple, expected_intel, expected_nvidia
+from tests.unit.probes.expected_devices import EXPECTED
 
 FOLDER = Path(os.environ.get("GPUYARD_SAMPLES", "/nonexistent"))
-EXPECTED = {
-    **expected_nvidia.EXPECTED,
-    **expected_amd.EXPECTED,
-    **expected_intel.EXPECTED,
-    **expected_apple.EXPECTED,
-}
 OTHER_FORMS = {
     "amd-smi/amd-smi-metric-power-text.txt",
     "amd-smi/amd-smi-monitor-ptv__mi300-cpx32.txt",

@@ -36,11 +36,6 @@ def test_a_reading_of_memory_changes_no_smoothed_figure() -> None:
     assert (after.loads, after.powers_w, after.reread) == (before.loads, before.powers_w, frozenset({"GPU-a"}))
     assert after.snapshot.devices[0].memory_used_mb == 9.0
     assert sampler.read_memory(before, set()) is before
-
-
-def test_a_reading_of_ram_names_the_devices_that_were_read_with_it() -> None:
-    sampler = Sampler(ScriptedMachine(40.0), FakeClock())
-    before = sampler.sample()
     after = sampler.read_host_memory(before, frozenset({"GPU-a"}))
     assert after.reread == {"GPU-a", HOST_RAM}
     assert (after.snapshot.host.memory_available_mb, after.snapshot.host.cpu_percent) == (5.0, 50.0)
@@ -55,15 +50,12 @@ class Collected:
         self.samples.append(sample)
 
 
-def test_the_sampler_is_idle_without_demand() -> None:
+def test_the_shortest_requested_interval_applies() -> None:
     sampler = Sampler(ScriptedMachine(), FakeClock())
     assert sampler.due_in() is None
     with sampler.want(1.0):
         assert sampler.due_in() == 0.0
     assert sampler.due_in() is None
-
-
-def test_the_shortest_requested_interval_applies() -> None:
     clock = FakeClock()
     sampler = Sampler(ScriptedMachine(0.0), clock)
     with sampler.want(10.0):
@@ -75,16 +67,13 @@ def test_the_shortest_requested_interval_applies() -> None:
             assert sampler.due_in() == pytest.approx(0.3)
         clock.time += 100
         assert sampler.due_in() == 0.0
-
-
-def test_the_interval_is_never_below_the_minimum() -> None:
     sampler = Sampler(ScriptedMachine(), FakeClock())
     with sampler.want(0.0):
         assert sampler.interval_s is not None
         assert sampler.interval_s > 0
 
 
-def test_a_sample_has_raw_and_smoothed_figures() -> None:
+def test_a_sample_has_raw_and_smoothed_figures_and_goes_to_the_log() -> None:
     clock = FakeClock()
     sampler = Sampler(ScriptedMachine(0.0, 100.0), clock)
     sampler.sample()
@@ -94,10 +83,11 @@ def test_a_sample_has_raw_and_smoothed_figures() -> None:
     assert sample.loads["GPU-a"] == pytest.approx(50.0)
     assert sample.powers_w["GPU-a"] == pytest.approx(100.0)
     assert sample.cpu_percent == pytest.approx(50.0)
-
-
-def test_an_unknown_figure_stays_unknown() -> None:
     assert Sampler(ScriptedMachine(None), FakeClock()).sample().loads["GPU-a"] is None
+    log = Collected()
+    sampler = Sampler(ScriptedMachine(1.0, 2.0), FakeClock(), sink=log.write)
+    taken = [sampler.sample(), sampler.sample()]
+    assert log.samples == taken
 
 
 def test_a_problem_is_reported_once_and_again_after_it_was_solved() -> None:
@@ -109,10 +99,3 @@ def test_a_problem_is_reported_once_and_again_after_it_was_solved() -> None:
     assert sampler.sample().new_problems == ()
     machine.problems = (TROUBLE,)
     assert sampler.sample().new_problems == (TROUBLE,)
-
-
-def test_every_sample_goes_to_the_log() -> None:
-    log = Collected()
-    sampler = Sampler(ScriptedMachine(1.0, 2.0), FakeClock(), sink=log.write)
-    taken = [sampler.sample(), sampler.sample()]
-    assert log.samples == taken

@@ -101,13 +101,16 @@ def test_the_memory_of_a_process_is_free_after_any_kind_of_end(
     assert not list(devices.folder.glob("*.share"))
 
 
-def test_a_full_device_raises_an_error_like_cudas(devices: SimulatedDevices, hold: Holder) -> None:
+def test_a_full_or_unknown_device_is_refused_like_cudas(devices: SimulatedDevices, hold: Holder) -> None:
     hold(80000)
     with SimulatedUse(devices) as usage:
         usage.allocate("SIM-0", 1000)
         with pytest.raises(SimulatedOutOfMemory, match=r"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"):
             usage.allocate("SIM-0", 2048)
         assert devices.read(1).devices[0].memory_used_mb == 81000
+    with SimulatedUse(devices) as usage, pytest.raises(UserError) as refusal:
+        usage.allocate("SIM-9", 1)
+    assert "SIM-0" in str(refusal.value.hint)
 
 
 def test_load_adds_up_to_at_most_a_hundred(devices: SimulatedDevices) -> None:
@@ -119,12 +122,6 @@ def test_load_adds_up_to_at_most_a_hundred(devices: SimulatedDevices) -> None:
         assert busy.utilization_percent == 100
         assert busy.power_draw_w == busy.power_limit_w
     assert devices.read(1).devices[1].utilization_percent == 0
-
-
-def test_an_unknown_device_is_refused_with_a_list_of_devices(devices: SimulatedDevices) -> None:
-    with SimulatedUse(devices) as usage, pytest.raises(UserError) as refusal:
-        usage.allocate("SIM-9", 1)
-    assert "SIM-0" in str(refusal.value.hint)
 
 
 def test_concurrent_processes_never_get_more_than_the_total(devices: SimulatedDevices, tmp_path: Path) -> None:
@@ -167,9 +164,7 @@ def test_without_a_description_there_are_no_devices() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become two users")
-def test_users_with_a_strict_umask_still_see_each_other(
-    devices: SimulatedDevices,
-) -> None:
+def test_users_with_a_strict_umask_still_see_each_other(devices: SimulatedDevices) -> None:
     shared = Path(tempfile.gettempdir()) / f"gpuyard-shared-{os.getpid()}"
     program = (
         "import os, sys\n"

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from gpuyard.model.job import Attempt, Started, Usage
+from gpuyard.model.job import Usage
 from gpuyard.model.lease import Lease, Need, Share, UnknownMemory
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.usage_curve import Newcomer
@@ -14,7 +14,7 @@ from gpuyard.queue.own_leases import LeaseAdjuster
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.system.processes import this_process
 from tests.unit.policy.test_placement import GB, card, machine
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 SURENESS = 1.65
 BEFORE = Share(device_id="G0", memory_mb=6 * GB, spread_mb=6 * GB, is_exclusive=False)
@@ -34,10 +34,7 @@ class FirstRuns:
     def start(self, program: str, held_gb: float, grew_at_s: float = 1.0) -> int:
         command = ("python", program, f"--seed={len(self.leases)}")
         (job_id,) = self._queue_db.add(command=command, need=Need(memory=UnknownMemory()))
-        attempt = Attempt(
-            job_id=job_id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
-            lease_id=f"L{job_id}", reserved_mb=6 * GB,
-        )  # fmt: skip
+        attempt = attempt_of(job_id, 100.0, devices=("G0",), lease_id=f"L{job_id}", reserved_mb=6 * GB)  # fmt: skip
         self._queue_db.store.start_attempt(attempt)
         self.transitions.reload()
         self.leases.append(Lease(id=f"L{job_id}", holder=this_process(), shares=(BEFORE,), since=100.0))

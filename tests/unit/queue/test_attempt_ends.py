@@ -28,7 +28,7 @@ from gpuyard.queue.transitions import JobTransitions
 from tests.fakes.no_suspender import NoSuspender
 from tests.simulation.simulated_daemon import RULES
 from tests.unit.policy.test_placement import GB, card
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
 LEASE = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(Share(device_id="G0"),), since=100.0)
@@ -47,16 +47,7 @@ class Suspender(NoSuspender):
 def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     """Return a running job, and the transitions of a daemon that has just started."""
     (job_id,) = queue_db.add()
-    queue_db.store.start_attempt(
-        Attempt(
-            job_id=job_id,
-            number=1,
-            phase=Started(at=110.0, keeper_pid=9),
-            boot_id="b",
-            devices=("G0",),
-            lease_id=LEASE.id,
-        )
-    )
+    queue_db.store.start_attempt(attempt_of(job_id, 110.0, devices=("G0",), lease_id=LEASE.id))
     transitions = JobTransitions(queue_db.store)
     transitions.reload()
     return transitions, job_id
@@ -90,7 +81,9 @@ def resuming(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     return after, job_id
 
 
-def test_after_a_crash_no_job_resumes_before_the_ledger_confirms_its_memory(queue_db: QueueDb) -> None:
+def test_after_a_crash_a_job_resumes_when_the_ledger_confirms_its_memory_and_is_suspended_again_without(
+    queue_db: QueueDb,
+) -> None:
     transitions, job_id = resuming(queue_db)
     suspender = Suspender()
     suspend_control = SuspendControl(transitions, suspender)
@@ -100,9 +93,6 @@ def test_after_a_crash_no_job_resumes_before_the_ledger_confirms_its_memory(queu
     suspend_control.request()
     suspend_control.request()
     assert suspender.resumed == [job_id]
-
-
-def test_after_a_crash_a_job_with_an_empty_lease_is_suspended_again(queue_db: QueueDb) -> None:
     transitions, job_id = resuming(queue_db)
     suspend_control = SuspendControl(transitions, Suspender())
     suspend_control.release_leases([], 131.0)

@@ -346,13 +346,10 @@ def run_once(queue: QueueUnderTest, *command: str, seconds: float, ram_mb: float
     return terms
 
 
-def test_what_one_command_needed_is_no_limit_for_another(queue: QueueUnderTest) -> None:
+def test_what_a_command_needed_limits_its_own_next_run_with_wide_room(queue: QueueUnderTest) -> None:
     for argument in ("2", "3", "4"):
         terms = run_once(queue, "python", "sl.py", argument, seconds=2.0, ram_mb=100.0)
         assert (terms.expected_s, terms.ram_mb) == (None, None)
-
-
-def test_what_a_command_needed_limits_its_next_run_with_wide_room(queue: QueueUnderTest) -> None:
     run_once(queue, "python", "sl.py", "2", seconds=2.0, ram_mb=100.0)
     terms = run_once(queue, "python", "sl.py", "2", seconds=2.1, ram_mb=103.7)
     assert (terms.expected_s, terms.ram_mb) == (1800.0, 1536.0)

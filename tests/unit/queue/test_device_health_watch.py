@@ -68,16 +68,13 @@ def test_the_fault_of_its_own_card_counts() -> None:
     ids=["too old", "new enough", "waited long enough", "no time", "faulty already", "no figures", "it succeeded"],
 )
 def test_a_failure_waits_for_a_sample_that_can_show_the_fault(
-    sample: Sample,
-    ended: Ended,
-    now: float,
-    waits: bool,
+    sample: Sample, ended: Ended, now: float, waits: bool
 ) -> None:
     live = Live(job=job(), attempt=ATTEMPT)
     assert watch().needs_newer_sample(live, ended, sample, now) is waits
 
 
-def test_up_to_three_faults_use_up_no_retry() -> None:
+def test_up_to_three_faults_use_up_no_retry_if_the_job_is_retried_after_them() -> None:
     for before in range(3):
         outcome, verdict = after_device_fault(job(), FAILED, before)
         assert (outcome.kind, outcome.status) == (OutcomeKind.DEVICE_FAULT, 1)
@@ -86,8 +83,5 @@ def test_up_to_three_faults_use_up_no_retry() -> None:
     assert (outcome.kind, verdict.event, verdict.counts) == (OutcomeKind.FAILED, JobEvent.FAIL, True)
     _, verdict = after_device_fault(job(retries=1), FAILED, 3)
     assert (verdict.event, verdict.counts) == (JobEvent.RETRY, True)
-
-
-def test_a_job_that_is_not_to_be_retried_after_faults_fails() -> None:
     _, verdict = after_device_fault(job(retries=1, retry_on=(RetryCause.OOM,)), FAILED, 0)
     assert (verdict.event, verdict.counts) == (JobEvent.FAIL, True)

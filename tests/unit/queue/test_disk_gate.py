@@ -55,9 +55,10 @@ def gate(only: Job | None = None, **free_gb: float | None) -> DiskGate:
     return made
 
 
-def test_without_disks_there_is_no_limit() -> None:
+def test_without_disks_or_a_limit_nothing_waits() -> None:
     unwatched = DiskGate(cast("JobTransitions", Transitions(job_with(output="x.txt"))))
     assert (list(unwatched.closed_reasons(GB)), unwatched.job_reasons(1, GB), unwatched.watched()) == ([], (), [])
+    assert list(gate(logs=0.0).closed_reasons(0.0)) == []
 
 
 def test_nothing_starts_while_a_disk_of_the_queue_is_nearly_full() -> None:
@@ -65,23 +66,14 @@ def test_nothing_starts_while_a_disk_of_the_queue_is_nearly_full() -> None:
     assert reason.text == "the disk of the queue's logs (/logs) has 512 MB free < 1 GB"
     assert (reason.had, reason.needed) == (512.0, 1024.0)
     assert "min_free_disk under [host]" in reason.remedy
-
-
-def test_one_disk_for_state_and_logs_is_one_reason() -> None:
     assert len(list(gate(home_queue=0.5, logs=0.5).closed_reasons(GB))) == 1
 
 
-def test_a_limit_of_zero_is_no_limit() -> None:
-    assert list(gate(logs=0.0).closed_reasons(0.0)) == []
-
-
-def test_a_disk_that_is_read_for_the_first_time_is_waited_for() -> None:
+def test_a_disk_without_figures_is_waited_for_unless_its_space_is_unknown() -> None:
     [reason] = gate(logs=None).closed_reasons(GB)
     assert "is being read" in reason.text
     assert gate(logs=None).notices(GB) == []
 
-
-def test_a_disk_that_does_not_answer_is_waited_for() -> None:
     class Dead(Disks):
         def figure(self, folder: str, least_mb: float) -> DiskFigure:
             return DiskFigure(folder=folder, silent_s=7.0)
@@ -91,8 +83,6 @@ def test_a_disk_that_does_not_answer_is_waited_for() -> None:
     [reason] = dead.job_reasons(1, GB)
     assert reason.text == "the disk of its output (/net) has not answered for 7 s"
 
-
-def test_a_disk_of_unknown_space_keeps_nothing_from_starting() -> None:
     class Unknown(Disks):
         def figure(self, folder: str, least_mb: float) -> DiskFigure:
             return DiskFigure(folder=folder)
@@ -106,23 +96,17 @@ def test_a_job_waits_for_the_disk_of_its_output() -> None:
     [reason] = gate(job_with(output="/data/%j.txt"), data=0.5).job_reasons(1, GB)
     assert reason.text == "the disk of its output (/data) has 512 MB free < 1 GB"
     assert "--min-free-disk" in reason.remedy
+    run = job_with(disk=DiskLimits(output_root="/big/out"))
+    assert len(gate(run, big_out=0.5).job_reasons(1, GB)) == 1
+    own = job_with(disk=DiskLimits(min_free_mb=50 * GB))
+    [reason] = gate(own, logs=20.0).job_reasons(1, GB)
+    assert "the queue's logs" in reason.text
 
 
 @pytest.mark.parametrize(("limit_mb", "waits"), [(256.0, False), (0.0, False), (600.0, True), (None, True)])
 def test_the_limit_of_the_job_goes_before_the_configured_one(limit_mb: float | None, waits: bool) -> None:
     own = job_with(output="/data/x.txt", disk=DiskLimits(min_free_mb=limit_mb))
     assert bool(gate(own, data=0.5).job_reasons(1, GB)) is waits
-
-
-def test_a_higher_limit_of_the_job_counts_on_the_disks_of_the_queue_too() -> None:
-    own = job_with(disk=DiskLimits(min_free_mb=50 * GB))
-    [reason] = gate(own, logs=20.0).job_reasons(1, GB)
-    assert "the queue's logs" in reason.text
-
-
-def test_a_run_of_a_batch_waits_for_the_disk_of_its_output_root() -> None:
-    run = job_with(disk=DiskLimits(output_root="/big/out"))
-    assert len(gate(run, big_out=0.5).job_reasons(1, GB)) == 1
 
 
 def test_the_disks_are_listed_with_what_is_on_them() -> None:

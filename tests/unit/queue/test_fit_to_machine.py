@@ -29,19 +29,13 @@ def fitted(
     return fit_to_machine(parse_submission(request), snapshot, (), None, plugged).spec
 
 
-def test_a_batch_without_device_options_runs_without_devices_if_the_machine_has_none() -> None:
+def test_a_batch_without_device_options_runs_with_a_device_if_the_machine_has_one() -> None:
     spec = fitted(concurrency="2", max_gpu="80", vram="2G")
     assert spec.need.devices == 0
     assert not spec.learns_memory
     assert spec.pace is not None
     assert spec.pace.max_gpu_percent == 80.0
-
-
-def test_a_faulty_device_does_not_count() -> None:
     assert fitted(card(0, fault="it fell off the bus"), concurrency="2").need.devices == 0
-
-
-def test_on_a_machine_with_devices_a_run_gets_one() -> None:
     spec = fitted(card(0), concurrency="2")
     assert spec.need.devices == 1
     assert spec.learns_memory
@@ -53,9 +47,11 @@ def test_a_batch_that_asks_for_devices_is_refused_on_a_machine_without(options: 
         fitted(concurrency="2", **options)
 
 
-def test_a_single_job_is_refused_on_a_machine_without_devices() -> None:
+def test_what_no_device_could_do_is_refused() -> None:
     with pytest.raises(UserError, match="there is no usable GPU"):
         fitted()
+    with pytest.raises(UserError):
+        fitted(card(0), concurrency="2", vram="40G")
 
 
 @pytest.mark.parametrize(
@@ -71,11 +67,6 @@ def test_runs_do_not_share_devices_whose_memory_cannot_be_read() -> None:
     assert spec.need.memory == WholeDevice()
     seen = fitted(BLIND, card(1), concurrency="2", vram="2G")
     assert seen.need.memory == FixedMemory(2 * GB)
-
-
-def test_a_run_that_no_device_could_hold_is_refused() -> None:
-    with pytest.raises(UserError):
-        fitted(card(0), concurrency="2", vram="40G")
 
 
 def test_a_batch_without_devices_watches_those_that_it_names() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Outcome, OutcomeKind, PublishedEventKind, Started, SuspendedBy, Usage
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind, PublishedEventKind, SuspendedBy, Usage
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.model.lifecycle import JobEvent, JobState
@@ -18,7 +18,7 @@ from gpuyard.queue.guard_memory import MemoryGuard
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
 from tests.fakes.no_suspender import NoSuspender
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 GB = 1024.0
 CARD = 24 * GB
@@ -57,15 +57,7 @@ class Guard:
         need = spec.pop("need", Need(memory=UnknownMemory()))
         (job_id,) = self.queue_db.add(need=need, **spec)
         reserved = need.required_mb or 6 * GB
-        attempt = Attempt(
-            job_id=job_id,
-            number=1,
-            phase=Started(at=99.0 + job_id, keeper_pid=9),
-            boot_id="b",
-            devices=("G0",),
-            lease_id=f"L{job_id}",
-            reserved_mb=reserved,
-        )
+        attempt = attempt_of(job_id, 99.0 + job_id, devices=("G0",), lease_id=f"L{job_id}", reserved_mb=reserved)
         self.queue_db.store.start_attempt(attempt)
         self.transitions.reload()
         return job_id

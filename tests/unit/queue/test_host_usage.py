@@ -83,13 +83,10 @@ def test_processes_are_read_once_for_each_sample(transitions: JobTransitions) ->
     assert meter.calls == [True, False, True], "where no lease reserves RAM, nothing is read"
 
 
-def test_a_lease_says_what_its_job_uses_once_that_has_changed_noticeably(transitions: JobTransitions) -> None:
+def test_a_lease_says_what_its_job_uses(transitions: JobTransitions) -> None:
     declared = HostShare(ram_mb=8 * GB, used_mb=0.0, used_cpus=1.5)
     assert published(transitions, declared, 100.0) is None
     assert published(transitions, declared, 3000.0) == replace(declared, used_mb=3000.0)
-
-
-def test_what_was_only_expected_follows_what_the_job_uses(transitions: JobTransitions) -> None:
     expected = HostShare(ram_mb=4 * GB, is_ram_expected=True, used_mb=0.0, used_cpus=1.5)
     assert published(transitions, expected, 100.0) is None
     later = published(transitions, expected, 100.0, ran_s=60.0)

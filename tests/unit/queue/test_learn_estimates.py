@@ -2,21 +2,20 @@
 
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Growth, Outcome, OutcomeKind, Started, Usage
+from gpuyard.model.job import Growth, Outcome, OutcomeKind, Usage
 from gpuyard.model.lease import HostShare, Need, UnknownMemory
 from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.policy.estimates import Profile
 from gpuyard.policy.sizing import FirstRuns, expected_before
 from gpuyard.queue.learn_estimates import LearnedEstimates
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 
 def test_stored_estimates_survive_the_daemon(queue_db: QueueDb) -> None:
     job = queue_db.job(*queue_db.add())
-    attempt = Attempt(
-        job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
-        usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
-    )  # fmt: skip
+    attempt = attempt_of(
+        job.id, 100.0, devices=("G0",), usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0)
+    )
     estimates = LearnedEstimates(queue_db.store)
     estimates.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     assert estimates.estimate(job).likely_s == 30.0
@@ -34,10 +33,7 @@ def test_what_was_learned_on_one_vendor_s_gpus_is_not_used_for_another_s(queue_d
         replace(job, spec=replace(job.spec, need=replace(job.spec.need, vendor=vendor)))
         for vendor in (Vendor.NVIDIA, Vendor.AMD)
     )
-    attempt = Attempt(
-        job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
-        usage=Usage(peaks_mb={"G0": 4096.0}),
-    )  # fmt: skip
+    attempt = attempt_of(job.id, 100.0, devices=("G0",), usage=Usage(peaks_mb={"G0": 4096.0}))  # fmt: skip
     estimates = LearnedEstimates(queue_db.store)
     estimates.learn(on_nvidia, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     assert estimates.predicted_mb(on_nvidia) is not None
@@ -58,10 +54,7 @@ def test_first_runs_teach_what_to_expect_of_other_programs_and_most_of_those_wit
     )
     estimates = LearnedEstimates(queue_db.store)
     for each, peak in ((torch, 2000.0), (jax, 9000.0)):
-        attempt = Attempt(
-            job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
-            usage=Usage(peaks_mb={"G0": peak}),
-        )  # fmt: skip
+        attempt = attempt_of(job.id, 100.0, devices=("G0",), usage=Usage(peaks_mb={"G0": peak}))  # fmt: skip
         for _ in range(4):
             estimates.learn(each, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     newcomers = [replace(each, spec=replace(each.spec, command=("new.py",))) for each in (torch, jax, other)]

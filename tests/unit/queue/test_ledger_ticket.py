@@ -62,7 +62,7 @@ def test_where_others_wait_it_takes_a_ticket_at_once(ledger: TicketLedger, queue
     assert ledger.ticket == "job 1"
 
 
-def test_after_a_start_the_queue_takes_a_new_ticket_behind_the_others(
+def test_after_a_start_the_queue_takes_a_new_ticket_and_returns_it_when_no_job_waits(
     ledger: TicketLedger, queue_ticket: QueueTicket
 ) -> None:
     for now in (100.0, 101.0):
@@ -71,9 +71,6 @@ def test_after_a_start_the_queue_takes_a_new_ticket_behind_the_others(
     assert ledger.ticket is None
     queue_ticket.update(head(job_id=2), 103.0, has_started=False, others_wait=False)
     assert ledger.tickets == ["job 1", "job 2"]
-
-
-def test_the_ticket_is_returned_when_no_job_waits(ledger: TicketLedger, queue_ticket: QueueTicket) -> None:
     for now in (100.0, 101.0):
         queue_ticket.update(head(), now, has_started=False, others_wait=False)
     queue_ticket.update(None, 102.0, has_started=False, others_wait=False)

@@ -93,7 +93,7 @@ def test_all_dependencies_are_read_only_at_an_end_that_may_decide(
         assert queue_db.store.may_decide([dependant], state) == ({job_id} if decides else set())
 
 
-def test_a_dependency_that_is_retried_is_waited_for_again() -> None:
+def test_a_dependency_that_is_retried_or_rejected() -> None:
     queue_db = QueueDb()
     with closing(queue_db.db):
         queue_db.add(2)
@@ -105,9 +105,6 @@ def test_a_dependency_that_is_retried_is_waited_for_again() -> None:
         assert queue_db.job(job_id).state is JobState.BLOCKED
         end(queue_db, transitions, 1, JobState.SUCCEEDED)
         assert queue_db.job(job_id).state is JobState.QUEUED
-
-
-def test_a_rejected_dependency_counts_as_ended() -> None:
     queue_db = QueueDb()
     with closing(queue_db.db):
         queue_db.add(1)

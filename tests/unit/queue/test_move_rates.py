@@ -59,13 +59,10 @@ def test_a_mixed_group_teaches_nothing(store: JobStore, why: str) -> None:
     assert learned.rates == MoveRates()
 
 
-def test_rates_that_cannot_be_read_are_forgotten(store: JobStore) -> None:
+def test_what_cannot_be_read_and_a_move_of_an_earlier_daemon_teach_nothing(store: JobStore) -> None:
     with store.transaction():
         store.set_setting("move_rates", '{"out_mb_s": "fast"}')
     assert LearnedRates(store).rates == MoveRates()
-
-
-def test_a_move_of_an_earlier_daemon_teaches_nothing(store: JobStore) -> None:
     learned = LearnedRates(store)
     move(learned, store, 1, 40.0, 5.0)
     assert learned.rates == MoveRates()

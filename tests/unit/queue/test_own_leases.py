@@ -5,11 +5,11 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.model.job import Outcome, OutcomeKind
 from gpuyard.model.lease import Holder, HostShare, Lease, Share
 from gpuyard.queue.own_leases import OwnLeases
 from gpuyard.queue.transitions import JobTransitions
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 ME = Holder(uid=1, user="me", pid=7)
 OTHER = Lease(id="other", holder=Holder(uid=2, user="ben", pid=8), shares=(Share(device_id="G1"),), since=0.0)
@@ -36,9 +36,7 @@ def transitions(queue_db: QueueDb) -> JobTransitions:
     (job_id,) = queue_db.add()
     transitions.start(
         queue_db.job(job_id),
-        Attempt(
-            job_id=job_id, number=1, phase=Started(at=1.0, keeper_pid=9), boot_id="b", devices=("G0",), lease_id="mine"
-        ),
+        attempt_of(job_id, 1.0, devices=("G0",), lease_id="mine"),
     )
     return transitions
 
@@ -47,12 +45,15 @@ def lease(*shares: Share) -> Lease:
     return Lease(id="mine", holder=ME, shares=shares or (Share(device_id="G0"),), since=0.0)
 
 
-def test_a_missing_lease_counts_with_the_shares_it_had_last(transitions: JobTransitions) -> None:
+def test_a_missing_lease_counts_with_what_it_had_last(transitions: JobTransitions) -> None:
     own = OwnLeases(transitions, ME)
     settled = lease(Share(device_id="G0", memory_mb=500.0, is_exclusive=False))
     assert own.complete([settled, OTHER]) == (settled, OTHER)
     *others, missing = own.complete([OTHER])
     assert (others, missing.id, missing.shares) == ([OTHER], "mine", settled.shares)
+    (missing,) = OwnLeases(transitions, ME).complete([])
+    assert missing.shares == (Share(device_id="G0"),), "the whole device"
+    assert missing.holder.label == "job 1"
 
 
 def test_a_missing_lease_keeps_its_ram(transitions: JobTransitions) -> None:
@@ -65,13 +66,7 @@ def test_a_missing_lease_keeps_its_ram(transitions: JobTransitions) -> None:
     assert wanted.claim.host == HostShare(ram_mb=500.0)
 
 
-def test_without_an_earlier_look_it_counts_with_what_its_attempt_records(transitions: JobTransitions) -> None:
-    (missing,) = OwnLeases(transitions, ME).complete([])
-    assert missing.shares == (Share(device_id="G0"),), "the whole device"
-    assert missing.holder.label == "job 1"
-
-
-def test_a_lease_is_made_again_when_it_stays_missing_and_not_at_the_first_look(transitions: JobTransitions) -> None:
+def test_a_lease_is_made_again_when_it_stays_missing_or_by_a_new_daemon(transitions: JobTransitions) -> None:
     own = OwnLeases(transitions, ME)
     own.complete([lease()])
     assert own.wanted([lease()], 100.0) == []
@@ -79,9 +74,6 @@ def test_a_lease_is_made_again_when_it_stays_missing_and_not_at_the_first_look(t
     assert own.wanted([], 100.5) == [], "its program may just have ended"
     (wanted,) = own.wanted([], 101.5)
     assert (wanted.remakes, wanted.claim.shares, wanted.label) == ("mine", (Share(device_id="G0"),), "job 1")
-
-
-def test_a_daemon_that_takes_over_makes_it_again_at_once(transitions: JobTransitions) -> None:
     own = OwnLeases(transitions, ME)
     own.complete([])
     assert [each.remakes for each in own.wanted([], 100.0)] == ["mine"]

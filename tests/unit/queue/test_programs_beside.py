@@ -6,14 +6,13 @@ from typing import Any, cast
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.model.job import Attempt, Started
 from gpuyard.model.lease import Lease
 from gpuyard.policy.memory_guards import HostProgram
 from gpuyard.ports import LeaseLedger
 from gpuyard.queue.guard_memory import ProgramsBeside
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.system.processes import this_process
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 
 class Measured:
@@ -38,7 +37,7 @@ class Measured:
 def transitions(queue_db: QueueDb) -> JobTransitions:
     transitions = JobTransitions(queue_db.store)
     (job_id,) = queue_db.add()
-    attempt = Attempt(job_id=job_id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", lease_id="mine")
+    attempt = attempt_of(job_id, 100.0, lease_id="mine")
     with queue_db.store.transaction():
         transitions.start(queue_db.job(job_id), attempt)
     return transitions

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuyard.model.job import Attempt, Outcome, OutcomeKind, PublishedEvent, PublishedEventKind, Started
+from gpuyard.model.job import Outcome, OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.model.lifecycle import JobEvent, JobState
 from gpuyard.queue.transitions import JobTransitions
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
 
@@ -19,7 +19,7 @@ def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
     number = queue_db.job(job_id).attempts + 1
     transitions.start(
         queue_db.job(job_id),
-        Attempt(job_id=job_id, number=number, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0",)),
+        attempt_of(job_id, 110.0, number=number, devices=("G0",)),
     )
 
 
@@ -39,14 +39,11 @@ def test_a_run_has_events_from_its_start_to_its_end(transitions: JobTransitions,
     assert transitions.take_events() == []
 
 
-def test_a_job_that_is_retried_has_no_finished_event(transitions: JobTransitions, queue_db: QueueDb) -> None:
+def test_a_job_has_a_finished_event_if_it_is_not_retried(transitions: JobTransitions, queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add(retries=1)
     begin(transitions, queue_db, job_id)
     transitions.end(job_id, FAILED, 120.0)
     assert [each.kind for each in transitions.take_events()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
-
-
-def test_a_job_that_never_ran_has_a_finished_event(transitions: JobTransitions, queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     transitions.apply(queue_db.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
     assert summary(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]

@@ -36,24 +36,15 @@ def half_after(seconds: float, done: float = 50) -> Usage:
     return Usage(progress=progress)
 
 
-def test_without_progress_earlier_runs_count() -> None:
+def test_progress_counts_beside_earlier_runs_and_a_time_limit() -> None:
     assert running(LEARNED, None).ends_about == 1200
-
-
-def test_progress_outweighs_earlier_runs_and_gives_an_end_without_them() -> None:
     for learned in (LEARNED, Estimate()):
         jobs = running(learned, half_after(1000))
         assert jobs.ends_about == pytest.approx(3000)
         after = jobs.ends_after
         assert after is not None
         assert 2000 < after < 3000
-
-
-def test_little_progress_says_less_than_earlier_runs() -> None:
     assert running(LEARNED, half_after(1000, done=4)).ends_about == 1200
     assert running(Estimate(), half_after(1000, done=4)).ends_about == pytest.approx(1000 + 25_000)
-
-
-def test_no_job_runs_beyond_its_time_limit() -> None:
     jobs = running(Estimate(), half_after(1000), time_limit_s=1500)
     assert jobs.ends_about == 2500

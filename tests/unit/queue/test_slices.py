@@ -86,13 +86,10 @@ def test_starts_of_one_plan_take_turns_with_what_they_take_along(jobs: ShortJobs
     assert taken == {first: others[:96:2], second: others[1:96:2]}
 
 
-def test_a_job_that_needs_more_ends_a_slice(jobs: ShortJobs) -> None:
+def test_only_equal_jobs_are_taken_along(jobs: ShortJobs) -> None:
     others = jobs.db.add(5, need=CPU, command=("true",))
     assert jobs.taken_along(jobs.queued[-3]) == {jobs.queued[-3]: jobs.queued[-2:]}
     assert jobs.taken_along(others[0]) == {others[0]: others[1:]}, "of the same command, in another submission"
-
-
-def test_jobs_whose_variables_differ_start_one_by_one(jobs: ShortJobs) -> None:
     others = jobs.db.add(5, need=CPU, command=("true",), filled_variables=("A",))
     assert jobs.taken_along(others[0]) == {}
 

@@ -217,7 +217,7 @@ class SlowEngine(Program):
         return [None for _ in attempts]
 
 
-def test_a_number_that_the_engine_knows_later_is_asked_for_and_no_signal_is_sent_twice(queue_db: QueueDb) -> None:
+def test_a_number_that_the_engine_knows_later_is_asked_for_and_no_stop_waits_for_it(queue_db: QueueDb) -> None:
     job_id, program = start(queue_db), SlowEngine()
     daemon = Daemon(queue_db, program)
     assert (daemon.step(940.0), program.got) == (1000.0, [USR1])  # the engine wakes the loop earlier
@@ -228,9 +228,6 @@ def test_a_number_that_the_engine_knows_later_is_asked_for_and_no_signal_is_sent
     assert daemon.step(1000.1) == 1010.0
     assert daemon.step(1000.2) == 1010.0
     assert program.got == [USR1, signal.SIGTERM]
-
-
-def test_a_stop_does_not_wait_for_a_warning_that_is_under_way(queue_db: QueueDb) -> None:
     start(queue_db)
     program = SlowEngine()
     daemon = Daemon(queue_db, program)

@@ -4,7 +4,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Job, Started, SuspendedBy, Usage
+from gpuyard.model.job import Attempt, Job, SuspendedBy, Usage
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.model.lifecycle import JobState
@@ -19,6 +19,7 @@ from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.fakes.no_suspender import NoSuspender
 from tests.unit.policy.test_placement import GB, card, lease, machine
+from tests.unit.store import attempt_of
 
 SMALL = card(1, memory_total_mb=12 * GB, memory_free_mb=12 * GB)
 
@@ -28,11 +29,9 @@ def suspended(
 ) -> Live:
     spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(devices=2, memory=memory))
     job = Job(id=1, spec=spec, state=JobState.SUSPENDED, priority=0, user="ada", submitted_at=0.0)
-    attempt = Attempt(
-        job_id=1,
-        number=1,
-        phase=Started(at=1.0, keeper_pid=9),
-        boot_id="b",
+    attempt = attempt_of(
+        1,
+        1.0,
         devices=("G0", "G1"),
         reserved_mb=None if reserved_gb is None else reserved_gb * GB,
         usage=Usage(peaks_mb={device_id: gb * GB for device_id, gb in held_gb.items()}) if held_gb else None,
@@ -126,19 +125,13 @@ def control_with(suspender: NoSuspender, *lives: Live) -> SuspendControl:
     return SuspendControl(transitions, suspender)
 
 
-def test_victims_free_their_memory_after_the_time_of_the_largest() -> None:
+def test_victims_free_their_memory_after_the_time_of_the_largest_sooner_if_parked() -> None:
     rates = MoveRates()
     control = control_with(NoSuspender(), suspending(1, 10, 100.0), suspending(2, 6, 101.0))
     assert control.frees_memory_at([1]) == 100.0 + rates.out_s(10 * GB)
     assert control.frees_memory_at([1, 2]) == 101.0 + rates.out_s(10 * GB)
-
-
-def test_a_program_that_parks_frees_its_memory_sooner() -> None:
     control = control_with(Parks(), suspending(1, 10, 100.0))
     assert control.frees_memory_at([1]) == 100.0 + MoveRates().out_s(10 * GB, is_parked=True)
-
-
-def test_a_job_that_is_being_stopped_has_no_estimate() -> None:
     live = suspending(1, 10, 100.0)
     stopping = Live(job=replace(live.job, state=JobState.STOPPING), attempt=live.attempt)
     assert control_with(NoSuspender(), stopping).frees_memory_at([1]) is None

@@ -20,6 +20,12 @@ from gpuyard.store.row_codec import lane_of
 SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
 
 
+def attempt_of(job_id: int, at: float = 110.0, *, number: int = 1, **fields: Any) -> Attempt:
+    """Return a running attempt of this boot, `b`."""
+    phase = Started(at=at, keeper_pid=9)
+    return Attempt(job_id=job_id, number=number, **{"phase": phase, "boot_id": "b", **fields})
+
+
 def end_attempt(store: JobStore, job_id: int, number: int, outcome: Outcome, at: float) -> None:
     attempt = store.attempts(job_id)[number - 1]
     store.set_phase(replace(attempt, phase=Over(before=attempt.last_live_phase, at=at, outcome=outcome)))
@@ -62,9 +68,7 @@ class QueueDb:
         return [[each.job_id for each in queue.jobs] for queue in self.store.ready_queues()]
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
-        attempt = Attempt(
-            job_id=job_id, number=number, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0", "G1")
-        )
+        attempt = attempt_of(job_id, 110.0, number=number, devices=("G0", "G1"))
         self.store.start_attempt(attempt)
         return attempt
 

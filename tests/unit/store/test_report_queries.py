@@ -13,7 +13,7 @@ from gpuyard.model.lifecycle import JobState
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.report.usage_report import GroupBy, PastAttempt
 from gpuyard.store.past_attempts import attempts_since
-from tests.unit.store import QueueDb, full_scans
+from tests.unit.store import QueueDb, attempt_of, full_scans
 
 
 def connection(queue_db: QueueDb) -> sqlite3.Connection:
@@ -30,8 +30,7 @@ def only(queue_db: QueueDb, by: GroupBy = GroupBy.USER) -> PastAttempt:
 
 
 def begin(queue_db: QueueDb, job_id: int, **fields: Any) -> Attempt:
-    attempt = Attempt(job_id=job_id, number=1, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0", "G1"))
-    attempt = replace(attempt, **fields)
+    attempt = attempt_of(job_id, **{"devices": ("G0", "G1"), **fields})
     queue_db.store.start_attempt(attempt)
     return attempt
 

@@ -1,9 +1,8 @@
 """Tag sharing in the store: the rule in the lane, the last start of a tag, and stopped tags."""
 
-from gpuyard.model.job import Attempt, Started
 from gpuyard.model.job_spec import TagSharing, Task
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, attempt_of
 
 RULE = TagSharing(most_per_device=4, stagger_s=1.0)
 TASK = Task(workspace="/w", config="a b", owner="w-1/2", marker="/w/out/a b_completed.txt", record="/w/r.json")
@@ -24,7 +23,7 @@ def test_the_last_start_of_a_tag_counts_its_own_jobs(queue_db: QueueDb) -> None:
     (other,) = queue_db.add(tag="other")
     assert queue_db.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (other, 900.0)):
-        queue_db.store.start_attempt(Attempt(job_id=job_id, number=1, phase=Started(at=at, keeper_pid=9), boot_id="b"))
+        queue_db.store.start_attempt(attempt_of(job_id, at))
     assert queue_db.store.last_start_with_tag("w") == 300.0
 
 

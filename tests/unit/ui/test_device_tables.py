@@ -19,11 +19,7 @@ HOST = Host(name="box", cpu_count=8.0, cpu_percent=5.0, memory_total_mb=65536.0,
 
 
 def shown(
-    *devices: Device,
-    width: int = 80,
-    height: int | None = None,
-    problems: tuple[Problem, ...] = (),
-    **extras: Any,
+    *devices: Device, width: int = 80, height: int | None = None, problems: tuple[Problem, ...] = (), **extras: Any
 ) -> str:
     snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
     lines = snapshot_lines(snapshot, Frame(width=width, height=height), **extras)

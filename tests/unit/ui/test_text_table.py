@@ -113,10 +113,7 @@ def test_where_a_job_runs_is_a_phrase(row: dict[str, object], text: str | None) 
         ),
         ({"state": "queued", "status": 1, "outcome": "failed", "ended_at": None, "reason": None}, ""),
         ({"state": "failed", "status": 3, "outcome": "failed", "ended_at": "t", "reason": None}, "exit status 3"),
-        (
-            {"state": "failed", "status": 137, "outcome": "timed-out", "ended_at": "t", "reason": "after 2h"},
-            "after 2h",
-        ),
+        ({"state": "failed", "status": 137, "outcome": "timed-out", "ended_at": "t", "reason": "after 2h"}, "after 2h"),
         ({"state": "failed", "status": None, "outcome": "lost", "ended_at": "t", "reason": None}, "lost"),
     ],
 )

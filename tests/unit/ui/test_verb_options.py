@@ -42,11 +42,7 @@ TO_CONNECT = {
     "gpuyard.ui.cli.verbs",
     "gpuyard.version",
 }
-TO_SUBMIT = {
-    "gpuyard.client.submitted_code",
-    "gpuyard.system.submitting_shell",
-    "gpuyard.ui.cli.jobs.submit",
-}
+TO_SUBMIT = {"gpuyard.client.submitted_code", "gpuyard.system.submitting_shell", "gpuyard.ui.cli.jobs.submit"}
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]]:

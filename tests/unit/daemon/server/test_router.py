@@ -4,9 +4,7 @@ import pytest
 
 from gpuyard.daemon.server.http_messages import HttpError, Request, RouteKey, Router
 
-ROUTER = Router(
-    [("GET", "/jobs"), ("POST", "/jobs/cancel"), ("GET", "/jobs/{id}"), ("GET", "/jobs/{id}/log/live")],
-)
+ROUTER = Router([("GET", "/jobs"), ("POST", "/jobs/cancel"), ("GET", "/jobs/{id}"), ("GET", "/jobs/{id}/log/live")])
 
 
 def find(method: str, path: str) -> tuple[RouteKey, list[int]]:

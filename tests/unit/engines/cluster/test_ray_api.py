@@ -290,13 +290,7 @@ def test_only_the_resources_of_live_nodes_count() -> None:
     assert capacity.nodes == (Amount(gpus=2.0, cpus=4.0, ram_mb=1024.0), Amount(gpus=0.0, cpus=4.0, ram_mb=1024.0))
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        b'{"data": {"clusterStatus": null}}',
-        b'{"data": {"clusterStatus": {"time": 1}}}',
-    ],
-)
+@pytest.mark.parametrize("status", [b'{"data": {"clusterStatus": null}}', b'{"data": {"clusterStatus": {"time": 1}}}'])
 def test_without_a_usage_report_all_is_free_except_our_own_jobs(status: bytes) -> None:
     capacity = capacity_of(json.dumps(NODES).encode(), status)
     ours = [(record_of(RUNNING), Amount(gpus=0.5, cpus=1.0))]
@@ -331,11 +325,7 @@ def test_our_own_job_is_counted_once(record: RayJobRecord, gpus: float) -> None:
     assert free_of(TWO, [(record, ONE)]).gpus == gpus
 
 
-@given(
-    st.lists(st.sampled_from(["PENDING", "RUNNING", "SUCCEEDED"]), max_size=8),
-    st.floats(0, 4),
-    st.floats(0, 4),
-)
+@given(st.lists(st.sampled_from(["PENDING", "RUNNING", "SUCCEEDED"]), max_size=8), st.floats(0, 4), st.floats(0, 4))
 def test_the_free_gpus_never_exceed_the_total_minus_our_own(statuses: list[str], total: float, used: float) -> None:
     capacity = Capacity(nodes=(Amount(gpus=total, cpus=0.0, ram_mb=0.0),), used=Amount(gpus=used), at=NOW)
     ours = [(job_record(status, began=-9, ended=9 if status == "SUCCEEDED" else None), ONE) for status in statuses]

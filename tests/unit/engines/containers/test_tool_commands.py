@@ -5,13 +5,7 @@ import shlex
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.engines.containers import (
-    ContainedProgram,
-    HostUser,
-    container_command,
-    container_name,
-    remove_command,
-)
+from gpuyard.engines.containers import ContainedProgram, HostUser, container_command, container_name, remove_command
 from gpuyard.model.container import Container, Mount
 
 PROGRAM = ContainedProgram(

@@ -1,7 +1,7 @@
 from gpuyard.probes.run_tool import Backoff
 
 
-def test_each_consecutive_failure_doubles_the_pause_up_to_a_minute() -> None:
+def test_each_consecutive_failure_doubles_the_pause_up_to_a_minute_and_a_success_ends_it() -> None:
     backoff, now, rests = Backoff(), 0.0, []
     for _ in range(9):
         backoff.fail("crashed", now)
@@ -11,24 +11,15 @@ def test_each_consecutive_failure_doubles_the_pause_up_to_a_minute() -> None:
         rests.append(rest)
         now += rest
     assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-def test_after_thousands_of_failures_the_pause_is_still_a_minute() -> None:
     backoff = Backoff()
     for _ in range(2000):
         backoff.fail("crashed", 100.0)
     assert backoff.is_resting(159.0)
     assert not backoff.is_resting(160.0)
-
-
-def test_a_missing_tool_is_paused_for_a_minute_at_once() -> None:
     backoff = Backoff()
     backoff.fail("missing", 100.0)
     assert backoff.is_resting(159.0)
     assert not backoff.is_resting(160.0)
-
-
-def test_a_success_ends_the_pause() -> None:
     backoff = Backoff()
     backoff.fail("crashed", 0.0)
     backoff.succeed()

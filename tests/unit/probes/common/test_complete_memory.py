@@ -65,12 +65,9 @@ def test_a_gb10_is_listed_with_the_memory_of_its_host(reading: Reading) -> None:
     assert (device.utilization_percent, device.power_draw_w, device.temperature_c) == (0, 11.17, 35)
 
 
-def test_the_processes_of_a_gb10_keep_their_own_figures() -> None:
+def test_a_gb10_is_listed_with_the_memory_of_its_host_here_only() -> None:
     (device,) = assemble(None, HOST, [parse_xml(GB10_XML)]).devices
     assert device.processes == (Process(pid=3141, memory_mb=43, name="/usr/lib/xorg/Xorg"),)
-
-
-def test_a_saved_output_does_not_get_the_memory_of_the_machine_it_is_read_on() -> None:
     (device,) = replay("nvidia-smi-xml", GB10_XML.encode()).devices
     assert memory_of(device) == (None, None, None)
 
@@ -96,16 +93,10 @@ def test_any_other_card_without_memory_figures_does_not_get_the_hosts(device: De
     assert memory_of(settled(device)) == (None, None, None)
 
 
-def test_memory_reported_by_the_driver_goes_before_the_hosts() -> None:
+def test_figures_of_the_driver_go_before_the_hosts_unless_they_are_zero() -> None:
     assert memory_of(settled(nvidia("NVIDIA GB10", memory_total_mb=1000.0))) == (1000.0, None, None)
-
-
-def test_without_memory_figures_of_the_host_the_memory_is_unknown() -> None:
     assert memory_of(settled(nvidia("NVIDIA GB10"), Host())) == (None, None, None)
     assert memory_of(settled(nvidia("NVIDIA GB10"), Host(memory_total_mb=5.0))) == (5.0, None, None)
-
-
-def test_a_total_of_zero_is_unknown() -> None:
     device = nvidia("NVIDIA H200", memory_total_mb=0.0, memory_used_mb=0.0, memory_free_mb=0.0)
     assert memory_of(settled(device)) == (None, None, None)
 
@@ -154,10 +145,6 @@ def gb10(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.usefixtures("gb10")
 def test_nvml_lists_a_gb10_although_it_reports_no_memory() -> None:
     (device,) = assemble(None, HOST, [Nvml().read(5)]).devices
-    assert (device.id, device.name, device.fault) == (
-        "GPU-66666666-0000-0000-0000-000000000006",
-        "NVIDIA GB10",
-        None,
-    )
+    assert (device.id, device.name, device.fault) == ("GPU-66666666-0000-0000-0000-000000000006", "NVIDIA GB10", None)
     assert memory_of(device) == (124610.11, 8822.64, 115787.47)
     assert device.processes == (Process(pid=7, memory_mb=7.0), Process(pid=42, memory_mb=42.0))

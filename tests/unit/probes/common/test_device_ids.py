@@ -19,15 +19,12 @@ def test_every_device_gets_a_unique_id_and_none_is_lost(names: list[str]) -> Non
     assert [device.index for device in devices] == list(range(len(names)))
 
 
-def test_a_unique_id_is_not_changed() -> None:
-    device = Device(id="a", vendor=Vendor.AMD)
-    assert with_distinct_ids([device]) == (device,)
-
-
 def test_devices_with_the_same_id_are_numbered_in_order_including_the_first() -> None:
     distinct = with_distinct_ids(devices_called(["a", "b", "a", "a"]))
     assert [device.id for device in distinct] == ["a#0", "b", "a#1", "a#2"]
     assert [without_number(device.id) for device in distinct] == ["a", "b", "a", "a"]
+    device = Device(id="a", vendor=Vendor.AMD)
+    assert with_distinct_ids([device]) == (device,)
 
 
 @pytest.mark.parametrize("raw", ["0000:3b:00.0", "00000000:3B:00.0", "3B:00.0", " 0000:3b:00.0 "])

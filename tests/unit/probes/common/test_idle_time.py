@@ -9,14 +9,7 @@ def test_a_process_is_idle_for_the_longest_window_without_activity() -> None:
     last_active = {7: 0.5, 8: 7.0, 9: 1e9}
     idle = longest_idle(last_active, lambda window: {pid for pid, ago in last_active.items() if ago <= window})
     assert idle == {7: 0.0, 8: 5.0, 9: 60.0}
-
-
-def test_a_burst_long_ago_does_not_shorten_the_idle_time_after_it() -> None:
-    """A mean over a long window may round to nothing, but a shorter one has shown the activity already."""
     assert longest_idle([7], lambda window: {7} if window < 5 else set()) == {7: 0.0}
-
-
-def test_without_figures_of_the_driver_the_idle_time_is_unknown() -> None:
     assert longest_idle([7], lambda _: None) == {}
 
 

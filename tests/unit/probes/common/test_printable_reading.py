@@ -26,27 +26,18 @@ class HostileProbe:
         return Reading(devices=(device,), problems=(Problem(source="tool", kind="failed", message=NASTY),))
 
 
-def test_texts_of_devices_processes_and_problems_are_escaped() -> None:
+def test_whatever_a_tool_says_or_has_said_is_escaped() -> None:
     reading = FallbackChain(Vendor.NVIDIA, [HostileProbe(fails=False)], SystemClock()).read(1.0)
     (device,) = reading.devices
     assert (device.id, device.name, device.fault) == (f"GPU{SHOWN}", SHOWN, SHOWN)
     assert [process.name for process in device.processes or ()] == [SHOWN]
     assert [problem.message for problem in reading.problems] == [SHOWN]
-
-
-def test_the_error_of_a_tool_is_escaped() -> None:
     (check,) = check_probes({Vendor.NVIDIA: [HostileProbe(fails=True)]}, 1.0)
     (problem,) = check.problems
     assert (problem.message, problem.hint) == (f"it said {SHOWN}", SHOWN)
-
-
-def test_a_reading_of_plain_text_stays_as_it_is() -> None:
-    device = Device(id="G0", vendor=Vendor.AMD, name="Radeon", processes=(Process(pid=1, name="python"),))
-    reading = Reading(devices=(device,), problems=(Problem(source="x", kind="failed", message="no"),))
-    assert printable_reading(reading) == reading
-
-
-def test_a_saved_output_is_escaped() -> None:
     output = "index, uuid, name, memory.total [MiB]\n0, GPU-1, \x1b[31mEvil\u202e, 24576 MiB\n"
     (device,) = replay("nvidia-smi-csv", output.encode()).devices
     assert device.name == "\\x1b[31mEvil\\u202e"
+    device = Device(id="G0", vendor=Vendor.AMD, name="Radeon", processes=(Process(pid=1, name="python"),))
+    reading = Reading(devices=(device,), problems=(Problem(source="x", kind="failed", message="no"),))
+    assert printable_reading(reading) == reading

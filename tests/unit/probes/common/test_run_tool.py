@@ -14,16 +14,21 @@ Tools = Callable[[str, str], Path]
 SHELL = "#!/bin/sh\n"
 
 
-def test_stdout_stderr_and_the_status_are_returned(tools: Tools) -> None:
+def test_a_tool_gets_no_input_and_the_c_locale_and_what_it_prints_is_returned(tools: Tools) -> None:
+    tools("smi", "import os, sys; print(repr(sys.stdin.read()), os.environ['LC_ALL'])")
+    assert run_tool(["smi"], 10).stdout == "'' C\n"
     tools("smi", "import sys; print('figures'); print('a warning', file=sys.stderr)")
     output = run_tool(["smi"], 10)
     assert (output.stdout, output.stderr, output.status) == ("figures\n", "a warning\n", 0)
     assert output.require_success() == "figures\n"
-
-
-def test_a_tool_gets_no_input_and_the_c_locale(tools: Tools) -> None:
-    tools("smi", "import os, sys; print(repr(sys.stdin.read()), os.environ['LC_ALL'])")
-    assert run_tool(["smi"], 10).stdout == "'' C\n"
+    tools("smi", "import sys; sys.stdout.buffer.write(b'\\xff\\xfe ok')")
+    assert run_tool(["smi"], 10).stdout.endswith(" ok")
+    tools("smi", "print('figures')")
+    run_tool(["smi"], 10)
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        run_tool(["smi"], 10)
+    assert psutil.Process().num_fds() == before
 
 
 def test_a_missing_tool_is_named() -> None:
@@ -37,27 +42,23 @@ def test_a_file_without_execute_permission_is_denied(tools: Tools) -> None:
         run_tool(["smi"], 1)
 
 
-def test_a_tool_whose_interpreter_is_missing_is_a_crash(tools: Tools) -> None:
-    tools("smi", "#!/no/such/interpreter\n")
+@pytest.mark.parametrize("content", [b"#!/no/such/interpreter\n", b"\x7fELF nonsense"])
+def test_a_file_that_cannot_be_run_is_a_crash(tools: Tools, content: bytes) -> None:
+    tools("smi", "").write_bytes(content)
     with pytest.raises(ProbeCrashed, match="smi"):
         run_tool(["smi"], 1)
 
 
-def test_a_file_that_is_not_a_program_is_a_crash(tools: Tools) -> None:
-    tools("smi", "").write_bytes(b"\x7fELF nonsense")
-    with pytest.raises(ProbeCrashed, match="smi"):
-        run_tool(["smi"], 1)
-
-
-def test_the_last_output_of_a_failed_tool_is_reported(tools: Tools) -> None:
-    tools("smi", "import sys; print('card 0 is odd', file=sys.stderr); sys.exit(9)")
-    with pytest.raises(ProbeCrashed, match="status 9: card 0 is odd"):
-        run_tool(["smi"], 10).require_success()
-
-
-def test_a_tool_that_kills_itself_is_reported_with_its_signal(tools: Tools) -> None:
-    tools("smi", "import os; os.abort()")
-    with pytest.raises(ProbeCrashed, match="signal 6"):
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; print('card 0 is odd', file=sys.stderr); sys.exit(9)", "status 9: card 0 is odd"),
+        ("import os; os.abort()", "signal 6"),
+    ],
+)
+def test_the_last_output_or_the_signal_of_a_failed_tool_is_reported(tools: Tools, script: str, said: str) -> None:
+    tools("smi", script)
+    with pytest.raises(ProbeCrashed, match=said):
         run_tool(["smi"], 10).require_success()
 
 
@@ -100,20 +101,6 @@ def test_endless_output_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("gpuyard.probes.run_tool.MAX_OUTPUT_BYTES", 100_000)
     tools("smi", "while True: print('x' * 10_000)")
     assert len(run_tool(["smi"], 30).stdout) < 1_000_000
-
-
-def test_bytes_that_are_not_text_are_tolerated(tools: Tools) -> None:
-    tools("smi", "import sys; sys.stdout.buffer.write(b'\\xff\\xfe ok')")
-    assert run_tool(["smi"], 10).stdout.endswith(" ok")
-
-
-def test_no_descriptor_stays_open(tools: Tools) -> None:
-    tools("smi", "print('figures')")
-    run_tool(["smi"], 10)
-    before = psutil.Process().num_fds()
-    for _ in range(5):
-        run_tool(["smi"], 10)
-    assert psutil.Process().num_fds() == before
 
 
 def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(

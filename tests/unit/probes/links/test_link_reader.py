@@ -72,14 +72,11 @@ def test_an_unknown_node_is_known_only_on_a_machine_with_one(
     assert kinds(found) == ({"01": LinkKind.SAME_NODE} if expected else {})
 
 
-def test_devices_that_the_kernel_does_not_list_are_unknown(tmp_path: Path) -> None:
-    assert read_local_links([card(0), card(1, "0000:01:00.0")], tmp_path) == Topology()
-
-
-def test_a_part_of_a_card_has_its_node_and_no_links(tmp_path: Path) -> None:
+def test_parts_of_a_card_and_unlisted_devices_have_no_links(tmp_path: Path) -> None:
     bus = plug_in(tmp_path, "pci0000:3a/0000:3a:00.0/0000:3b:00.0", "1")
     parts = [replace(card(number, bus), parent="G9") for number in range(2)]
     assert read_pci_tree(parts, tmp_path) == Topology(nodes={"G0": 1, "G1": 1})
+    assert read_local_links([card(0), card(1, "0000:01:00.0")], tmp_path) == Topology()
 
 
 class Driver:

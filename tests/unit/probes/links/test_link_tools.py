@@ -79,9 +79,6 @@ def test_amd_smi_identifies_cards_by_their_bus_and_not_by_their_place() -> None:
     )
     renumbered = [Device(id=each.id, vendor=each.vendor, index=9, pci_bus_id=each.pci_bus_id) for each in AMD]
     assert kinds(parse_amd_smi(text, renumbered)) == {"02": "xgmi"}
-
-
-def test_amd_smi_may_put_its_list_into_an_object() -> None:
     text = json.dumps({"gpu_data": json.loads(amd_smi((0, 1, "XGMI", "ENABLED")))})
     assert kinds(parse_amd_smi(text, AMD)) == {"01": "xgmi"}
 

@@ -63,23 +63,17 @@ class Queue:
         return energy.joules
 
 
-def test_an_attempt_alone_gets_what_the_counter_of_its_card_counted() -> None:
+def test_an_attempt_alone_gets_the_counter_of_its_card_or_its_power_over_time() -> None:
     queue = Queue(running(1))
     for at in range(6):
         queue.note(float(at), powered(0, 999.0, 1000.0 + 250.0 * at))
     assert queue.energy(1) == EnergyUse(joules=1250.0, seconds=5.0, idle_s=5.0, peak_w=250.0)
-
-
-def test_without_a_counter_the_power_is_integrated() -> None:
     queue = Queue(running(1))
     for at, power in enumerate((100.0, 200.0, 300.0)):
         queue.note(float(at), powered(0, power, utilization_percent=90.0))
     energy = queue.energy(1)
     assert energy is not None
     assert (energy.joules, energy.integrated_s, energy.idle_s, energy.peak_w) == (400.0, 2.0, 0.0, 250.0)
-
-
-def test_a_card_without_power_and_energy_leaves_it_unknown() -> None:
     queue = Queue(running(1))
     queue.note(0.0, powered(0, None))
     queue.note(1.0, powered(0, None))
@@ -87,39 +81,32 @@ def test_a_card_without_power_and_energy_leaves_it_unknown() -> None:
     assert queue.end(1, 1.5) is None
 
 
-def test_the_time_after_the_last_reading_counts_with_the_power_of_that_reading() -> None:
-    queue = Queue(running(1))
-    queue.note(0.0, powered(0, 200.0, 0.0))
-    queue.note(1.0, powered(0, 200.0, 200.0))
-    ended = queue.end(1, 1.5)
-    assert ended is not None
-    assert ended.joules == pytest.approx(300.0)
+@pytest.mark.parametrize(
+    ("since", "energies_j", "ended", "joules"),
+    [
+        pytest.param(0.0, [0.0, 200.0], 1.5, 300.0, id="after the last reading the power of that reading counts"),
+        pytest.param(0.1, [0.0], 0.3, 40.0, id="a job that runs between two readings"),
+    ],
+)
+def test_an_attempt_is_charged_until_its_end(
+    since: float, energies_j: list[float], ended: float, joules: float
+) -> None:
+    queue = Queue(running(1, since))
+    for at, energy_j in enumerate(energies_j):
+        queue.note(float(at), powered(0, 200.0, energy_j))
+    energy = queue.end(1, ended)
+    assert energy is not None
+    assert energy.joules == pytest.approx(joules)
 
 
-def test_a_job_that_runs_between_two_readings_counts() -> None:
-    queue = Queue(running(1, 0.1))
-    queue.note(0.0, powered(0, 100.0, 0.0))
-    ended = queue.end(1, 0.3)
-    assert ended is not None
-    assert ended.joules == pytest.approx(20.0)
-
-
-def test_the_attempt_that_follows_is_not_charged_for_the_one_before() -> None:
-    queue = Queue(running(1))
-    queue.note(0.0, powered(0, 100.0, 0.0))
-    queue.end(1, 0.5)
-    queue.transitions.live[2] = running(2, 0.5)
-    queue.note(1.0, powered(0, 100.0, 100.0))
-    assert queue.joules(2) == pytest.approx(50.0)
-
-
-def test_a_retry_that_starts_at_once_is_an_attempt_of_its_own() -> None:
+@pytest.mark.parametrize("following", [2, 1], ids=["another job", "a retry"])
+def test_the_attempt_that_follows_is_not_charged_for_the_one_before(following: int) -> None:
     queue = Queue(running(1))
     queue.note(0.0, powered(0, 100.0, 0.0))
     queue.end(1, 0.5)
-    queue.transitions.live[1] = running(1, 0.5)
+    queue.transitions.live[following] = running(following, 0.5)
     queue.note(1.0, powered(0, 100.0, 100.0))
-    assert queue.joules(1) == pytest.approx(50.0)
+    assert queue.joules(following) == pytest.approx(50.0)
 
 
 def test_an_end_that_is_not_recorded_yet_ends_the_charge() -> None:
@@ -131,16 +118,12 @@ def test_an_end_that_is_not_recorded_yet_ends_the_charge() -> None:
     assert queue.joules(1) == pytest.approx(100.0)
 
 
-def test_jobs_that_share_a_card_pay_by_the_load_of_their_processes() -> None:
+def test_jobs_and_processes_that_share_a_card_pay_by_their_load() -> None:
     queue = Queue(running(1), running(2))
     queue.loads = {("L1", "G0"): 75.0, ("L2", "G0"): 25.0}
     queue.note(0.0, powered(0, 20.0, 0.0))  # its idle draw
     queue.note(1.0, powered(0, 220.0, 220.0))
-    assert queue.joules(1) == pytest.approx(10.0 + 150.0)
-    assert queue.joules(2) == pytest.approx(10.0 + 50.0)
-
-
-def test_processes_without_a_job_pay_for_themselves() -> None:
+    assert (queue.joules(1), queue.joules(2)) == (pytest.approx(10.0 + 150.0), pytest.approx(10.0 + 50.0))
     queue = Queue(running(1))
     queue.loads = {("L1", "G0"): 50.0}
     busy = (Process(pid=1, utilization_percent=50.0), Process(pid=2, utilization_percent=50.0))
@@ -149,16 +132,13 @@ def test_processes_without_a_job_pay_for_themselves() -> None:
     assert queue.joules(1) == pytest.approx(20.0 + 100.0)
 
 
-def test_a_job_on_two_cards_pays_for_both() -> None:
+def test_a_job_on_two_cards_pays_for_both_and_jobs_on_parts_of_a_card_share_its_energy() -> None:
     queue = Queue(running(1, 0.0, "G0", "G1"))
     queue.note(0.0, powered(0, 100.0, 0.0), powered(1, 100.0, 500.0))
     queue.note(1.0, powered(0, 100.0, 100.0), powered(1, 100.0, 700.0))
     energy = queue.energy(1)
     assert energy is not None
     assert (energy.joules, energy.seconds, energy.peak_w) == (300.0, 2.0, 200.0)
-
-
-def test_jobs_on_parts_of_a_card_share_the_energy_of_the_card() -> None:
     parts = [card(0, id="M0", parent="G0", power_draw_w=None), card(1, id="M1", parent="G0", power_draw_w=None)]
     queue = Queue(running(1, 0.0, "M0"), running(2, 0.0, "M1"))
     queue.note(0.0, powered(0, 100.0, 0.0), *parts)
@@ -209,15 +189,11 @@ def test_all_attempts_together_get_what_the_card_used_while_it_was_held(
     assert queue.meter.total.joules == pytest.approx(held_j, rel=1e-6)
 
 
-def test_an_attempt_that_began_and_ended_after_the_reading_gets_nothing_of_it() -> None:
+def test_only_an_attempt_that_had_begun_gets_energy_of_a_reading() -> None:
     queue = Queue(running(1), running(2, since=1.2))
     queue.note(0.0, powered(0, 100.0, 0.0))
     queue.note(1.0, powered(0, 100.0, 100.0), ended={2: 1.3})
-    assert queue.joules(1) == 100.0
-    assert queue.energy(2) is None
-
-
-def test_an_attempt_that_ended_after_the_reading_gets_the_energy_up_to_it() -> None:
+    assert (queue.joules(1), queue.energy(2)) == (100.0, None)
     queue = Queue(running(1))
     queue.note(0.0, powered(0, 100.0, 0.0))
     queue.note(1.0, powered(0, 100.0, 100.0), ended={1: 1.5})

@@ -1,22 +1,35 @@
-"""The expected devices of each real output of `nvidia-smi`, read by eye; see test_real_samples."""
+"""The expected devices of real outputs of the vendors' tools, read by eye: file -> devices; see test_real_samples."""
 
 _MASKED = "GPU-00000000-0000-0000-0000-000000000000"
 _UNSEEN = {"power_limit_w": None, "temperature_c": None, "utilization_percent": None, "memory_total_mb": None}
 
-
 _FIGURES = (
-    "memory_total_mb",
-    "memory_used_mb",
-    "memory_free_mb",
-    "utilization_percent",
-    "power_draw_w",
-    "power_limit_w",
+    "memory_total_mb", "memory_used_mb", "memory_free_mb", "utilization_percent", "power_draw_w", "power_limit_w",
     "temperature_c",
-)
+)  # fmt: skip
+
+
+def _device(like: dict[str, object], *figures: float | None, **more: object) -> dict[str, object]:
+    """Return a device with these figures, in order; figures that are not given are unknown."""
+    return {**like, **dict.fromkeys(_FIGURES), **dict(zip(_FIGURES, figures, strict=False)), **more}
+
+
+def _amd(*figures: float | None, **more: object) -> dict[str, object]:
+    unknown = dict.fromkeys(("index", "name", "parent", "pci_bus_id", "processes", "fault"))
+    return _device({"vendor": "amd", **unknown}, *figures, **more)
+
+
+def _intel(*figures: float | None, **more: object) -> dict[str, object]:
+    return _device({"id": "intel-0", "name": None, "pci_bus_id": None, "processes": None}, *figures, **more)
+
+
+def _apple(*figures: float | None, **more: object) -> dict[str, object]:
+    known = {"vendor": "apple", "id": "apple-gpu-0", "index": 0}
+    return _device({**known, "fault": None, "processes": None}, *figures, **more)
 
 
 def _card(name: str, *figures: float | None, **more: object) -> dict[str, object]:
-    return {"name": name, "fault": None, **dict(zip(_FIGURES, figures, strict=True)), **more}
+    return _device({"name": name, "fault": None}, *figures, **more)
 
 
 def _apps(name: str, *processes: tuple[int, float | None]) -> list[dict[str, object]]:
@@ -132,4 +145,62 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
     "nvidia-smi-error/error__fallen-off-bus.txt": [
         {"id": "0000:01:00.0", "fault": "GPU has fallen off the bus.", **_UNSEEN}
     ],
-}
+    "amd-smi/amd-smi-metric-json__rocm7-gpu_data-30GB.txt": [
+        _amd(30576.0, 20450.0, 10126.0, 91.0, 264.0, None, 54.0, index=0, id="amd-0"),
+    ],
+    "amd-smi/amd-smi-metric-u-json__rocm6-bare-list-w7700.txt": [_amd(None, None, None, 42.0, index=0, id="amd-0")],
+    "amd-smi/amd-smi-process-json__r9700-rocm7.2.0.txt": [
+        _amd(index=0, processes=[(213534, 0.05), (213890, 0.05), (213952, 20035.67), (213953, 19553.94)], id="amd-0"),
+    ],
+    "radeontop/radeontop-d-l1__frigate-stderr-mixed.txt": [
+        _amd(487.06, 294.04, 193.02, 4.17, pci_bus_id="0000:10:00.0", id="0000:10:00.0"),
+    ],
+    "rocm-smi/rocm-smi-a-json__wandb-mi250-rocm5.txt": [
+        _amd(None, None, None, 10.0, 89.0, 560.0, 32.0, index=0, name="AMD INSTINCT MI250 (MCM) OAM AC MBA",
+            pci_bus_id="0000:2f:00.0", id="GPU-719d230578348e8c#0"),
+        _amd(None, None, None, 20.0, 89.0, 560.0, 32.0, index=1, name="AMD INSTINCT MI250 (MCM) OAM AC MBA",
+            pci_bus_id="0000:2f:00.0", id="GPU-719d230578348e8c#1"),
+    ],
+    "rocm-smi/rocm-smi-json__beszel-rembrandt-navi31.txt": [
+        _amd(512.0, 459.92, 52.08, 0.0, 9.215, None, 47.0, index=0, name="Rembrandt [Radeon 680M]", id="amd-0"),
+        _amd(24560.0, 757.54, 23802.46, 20.3, 19.0, None, 49.0, index=1, name="Navi 31 [Radeon RX 7900 XT]",
+            id="amd-1"),
+    ],
+    "rocm-smi/rocm-smi-json__rx6700xt_rocm430.txt": [
+        _amd(12272.0, 1547.55, 10724.45, 0.0, 6.0, 211.0, 45.0, index=0, pci_bus_id="0000:07:00.0", id="0000:07:00.0"),
+    ],
+    "rocm-smi/rocm-smi-json__rx6700xt_rocm602.txt": [
+        _amd(12272.0, 1499.9, 10772.1, 0.0, None, 211.0, 45.0, index=0,
+            name="Navi 22 [Radeon RX 6700/6700 XT / 6800M]", pci_bus_id="0000:07:00.0", id="0000:07:00.0"),
+    ],
+    "rocm-smi/rocm-smi-json__vega-10-XT.txt": [
+        _amd(16368.0, 16.95, 16351.05, 0.0, 15.0, 170.0, 39.0, index=0, pci_bus_id="0000:04:00.0",
+            id="GPU-02150e7d042a1124"),
+    ],
+    "rocm-smi/rocm-smi-json__vega-20-WKS-GL-XE.txt": [
+        _amd(32752.0, 10.35, 32741.65, 0.0, 26.0, 225.0, 36.0, index=0, name="Radeon Instinct MI50 32GB",
+            pci_bus_id="0000:63:00.0", id="GPU-02f048617326b1ea"),
+    ],
+    "intel_gpu_top/intel_gpu_top-J__a310-no-power-truncated.txt": [_intel(None, None, None, 0.05)],
+    "intel_gpu_top/intel_gpu_top-J__dg2-arc-no-power-truncated.txt": [_intel(None, None, None, 48.97)],
+    "intel_gpu_top/intel_gpu_top-J__gpustat-unraid.txt": [_intel(None, None, None, 0.0, 0.0)],
+    "xpu-smi/xpu-smi-dump__a770-NA.txt": [
+        _intel(None, 17.52, index=0),
+        _intel(None, 17.52, id="intel-1", index=1),
+        _intel(None, 49.21, id="intel-2", index=2),
+        _intel(None, 17.52, id="intel-3", index=3),
+    ],
+    "xpu-smi/xpu-smi-dump__windows.txt": [_intel(None, None, None, 0.0, 51.0, index=0)],
+    "powermetrics/powermetrics-plist__hog-m1pro-trimmed.txt": [
+        _apple(None, None, None, 17.6, 0.0263, name="Apple GPU (MacBookPro18,3)"),
+    ],
+    "powermetrics/powermetrics-plist__matiasinsaurralde-gpu_power-multi.txt": [
+        _apple(None, None, None, 3.93, 0.0252, name="Apple GPU (Mac16,8)"),
+    ],
+    "powermetrics/powermetrics-plist__matiasinsaurralde-gpu_power.txt": [
+        _apple(None, None, None, 0.47, 0.0018, name="Apple GPU (Mac16,8)"),
+    ],
+    "ioreg/ioreg-IOAccelerator__m2pro-no-inuse.txt": [_apple(None, None, None, 31.0, name="AGXAcceleratorG14X")],
+    "ioreg/ioreg-IOAccelerator__m4max-perfstats-line.txt": [_apple(None, 2254.3, None, 16.0, name=None)],
+    "ioreg/ioreg-IOAccelerator__m5max.txt": [_apple(None, 52422.98, None, 87.0, name="Apple M5 Max")],
+}  # fmt: skip
