@@ -66,20 +66,14 @@ class Bench:
         self, job_id: int, sample: Sample, now: float = NOW, *shares: Share, charged_mb: float | None = None
     ) -> None:
         (lane,) = self.lanes
-        self.transitions.start(
-            self.queue_db.job(job_id),
-            attempt_of(job_id, now),
-        )
+        self.transitions.start(self.queue_db.job(job_id), attempt_of(job_id, now))
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
         self.batch_gates.record(Plan(starts=(start,)), sample, now)
 
     def learn_ram(self, ram_mb: float) -> None:
         """Run and end a run that held this much RAM, so that there is an estimate."""
         job_id = self.runs[-1]
-        self.transitions.start(
-            self.queue_db.job(job_id),
-            attempt_of(job_id, NOW),
-        )
+        self.transitions.start(self.queue_db.job(job_id), attempt_of(job_id, NOW))
         self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
 
@@ -320,10 +314,7 @@ def test_estimates_of_runs_do_not_depend_on_their_seeds(queue_db: QueueDb) -> No
 
 def test_the_ram_of_runs_of_another_batch_is_counted(bench: Bench) -> None:
     other = bench.queue_db.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
-    bench.transitions.start(
-        bench.queue_db.job(other[0]),
-        attempt_of(other[0], NOW),
-    )
+    bench.transitions.start(bench.queue_db.job(other[0]), attempt_of(other[0], NOW))
     bench.add_sample(memory_available_mb=10 * GB)
     assert bench.state.memory.judged == 5 * GB
 

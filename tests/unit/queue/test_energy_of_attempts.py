@@ -123,7 +123,7 @@ def test_jobs_and_processes_that_share_a_card_pay_by_their_load() -> None:
     queue.loads = {("L1", "G0"): 75.0, ("L2", "G0"): 25.0}
     queue.note(0.0, powered(0, 20.0, 0.0))  # its idle draw
     queue.note(1.0, powered(0, 220.0, 220.0))
-    assert (queue.joules(1), queue.joules(2)) == (pytest.approx(10.0 + 150.0), pytest.approx(10.0 + 50.0))
+    assert [queue.joules(1), queue.joules(2)] == pytest.approx([10.0 + 150.0, 10.0 + 50.0])
     queue = Queue(running(1))
     queue.loads = {("L1", "G0"): 50.0}
     busy = (Process(pid=1, utilization_percent=50.0), Process(pid=2, utilization_percent=50.0))

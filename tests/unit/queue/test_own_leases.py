@@ -34,10 +34,7 @@ class Held(NamedTuple):
 def transitions(queue_db: QueueDb) -> JobTransitions:
     transitions = JobTransitions(queue_db.store)
     (job_id,) = queue_db.add()
-    transitions.start(
-        queue_db.job(job_id),
-        attempt_of(job_id, 1.0, devices=("G0",), lease_id="mine"),
-    )
+    transitions.start(queue_db.job(job_id), attempt_of(job_id, 1.0, devices=("G0",), lease_id="mine"))
     return transitions
 
 

@@ -17,10 +17,7 @@ def transitions(queue_db: QueueDb) -> JobTransitions:
 
 def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
     number = queue_db.job(job_id).attempts + 1
-    transitions.start(
-        queue_db.job(job_id),
-        attempt_of(job_id, 110.0, number=number, devices=("G0",)),
-    )
+    transitions.start(queue_db.job(job_id), attempt_of(job_id, 110.0, number=number, devices=("G0",)))
 
 
 def summary(events: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:

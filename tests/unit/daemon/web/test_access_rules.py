@@ -94,11 +94,7 @@ def test_the_address_the_page_is_bound_to_is_one_of_its_names() -> None:
 
 def test_bound_to_all_addresses_any_address_is_accepted_but_no_unknown_name() -> None:
     rules = AccessRules(token="t", names=LOOPBACK | {"box"}, accepts_addresses=True)
-    assert [source_status(make(host=host), rules) for host in ("10.0.0.4:1", "[fe80::1]:1", "box:1")] == [
-        200,
-        200,
-        200,
-    ]
+    assert [source_status(make(host=host), rules) for host in ("10.0.0.4:1", "[fe80::1]:1", "box:1")] == [200, 200, 200]
     assert [source_status(make(host=host), rules) for host in ("evil.example", "10.0.0.4.nip.io", "1234")] == [403] * 3
 
 
@@ -185,11 +181,7 @@ def test_a_token_in_the_query_counts_only_for_the_page() -> None:
 
 @pytest.mark.parametrize("has_access", [None, False])
 def test_a_request_without_a_valid_credential_is_refused(has_access: bool | None) -> None:
-    for request in (
-        make(),
-        make("POST", "/v1/jobs/cancel", **JSON),
-        make(path="/static/page.js"),
-    ):
+    for request in (make(), make("POST", "/v1/jobs/cancel", **JSON), make(path="/static/page.js")):
         with pytest.raises(HttpError) as refusal:
             check_rights(request, RULES, has_access=has_access)
         assert refusal.value.status == 401
