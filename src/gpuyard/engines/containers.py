@@ -19,19 +19,21 @@ The end of an attempt is held back, and with it its lease, until its container i
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import re
 import shlex
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.engines.common.hold_ends import Holds
 from gpuyard.engines.common.program_outcome import TOOL_FAILED
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.container import CONTAINER_TOOLS, Container, Mount, variables_to_pass
@@ -74,8 +76,6 @@ _CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _CDI_KIND = "nvidia.com/gpu"
 _CDI_NAME = re.compile(r"""["']?name["']?:\s*["']?([\w:.-]+)""")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-# The NVIDIA runtime would otherwise map all cards if the image asks for them, as most of NVIDIA's do.
-_NO_MORE_NVIDIA = ("--env", "NVIDIA_VISIBLE_DEVICES=void")
 
 
 def device_options(tool: str, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -203,6 +203,9 @@ _LIMIT_S = 30.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 600.0
 
 
+_HOLD_S = 10.0
+
+
 class RemoveCommand(Struct, frozen=True):
     """The command that removes a container, whose name is the last argument."""
 
@@ -210,61 +213,15 @@ class RemoveCommand(Struct, frozen=True):
     environment: dict[str, str]
 
 
-class ContainerRemoval:
-    """The removal of one container, until it has succeeded. `problem` is why it is still there, and what to do."""
-
-    def __init__(self, removal: RemoveCommand, wake: Callable[[], None]) -> None:
-        """`wake` is called, by the thread, when the container is gone."""
-        self.since = time.monotonic()
-        self.container = removal.command[-1]
-        self.problem: str | None = None
-        self.has_succeeded = False
-        self._removal, self._wake = removal, wake
-        self._has_begun = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Call it again later: the system may have no thread for it now."""
-        if not self._has_begun:
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._run, name="gpuyard-container", daemon=True).start()
-                self._has_begun = True
-
-    def _run(self) -> None:
-        delay_s, warn_at = _FIRST_RETRY_S, 0.0
-        while True:
-            try:
-                status, _, said = run_command(self._removal.command, self._removal.environment, _LIMIT_S)
-            except OSError as error:
-                problem = str(error)
-            except NotInTime:
-                problem = f"it did not end within {_LIMIT_S:g} s"
-            else:
-                if status == 0 or b"no such container" in said.lower():
-                    break
-                problem = said.decode(errors="replace").strip() or f"exit status {status}"
-            command = shlex.join(self._removal.command)
-            self.problem = f"the container {self.container} cannot be removed ({problem}): try `{command}`"
-            if time.monotonic() >= warn_at:
-                warn_at = time.monotonic() + 3600.0
-                _log.warning("the container %s was not removed, which is tried again: %s", self.container, problem)
-            time.sleep(delay_s)
-            delay_s = min(_LONGEST_RETRY_S, delay_s * 2)
-        self.has_succeeded = True
-        self._wake()
-
-
-_HOLD_S = 10.0
-
-
 class StartedContainers:
     """For one thread of one process at a time. Keys are those of attempts, such as `17.1`."""
 
     def __init__(self, folder: str, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when `collect` should be called."""
-        self._folder, self._wake = folder, wake
+        self._folder = folder
         self._records: dict[str, RemoveCommand] = {}  # by the name of the record, such as `17.1-a0b1`
-        self._removals: dict[str, ContainerRemoval] = {}
+        self._removals: Holds[None] = Holds(wake)
+        self._problems: dict[str, str] = {}  # why a container is still there, and what to do
 
     def contain(self, launch: Launch, environment: Mapping[str, str], queue: str) -> Launch:
         """Return the launch of the tool that runs the program in its container; record the container."""
@@ -304,7 +261,7 @@ class StartedContainers:
                 with contextlib.suppress(OSError, msgspec.DecodeError):
                     self._records[name] = msgspec.json.decode(Path(self._folder, name).read_bytes(), type=RemoveCommand)
         for name in [name for name in self._records if _key(name) not in live]:
-            self._remove(name)
+            self._holds(name, 0.0)
 
     def has(self, key: str) -> bool:
         return any(_key(name) == key for name in self._records)
@@ -318,36 +275,53 @@ class StartedContainers:
             for name in names:
                 self._forget(name)
             return False
-        for name in names:
-            self._remove(name)
-        if any(time.monotonic() < self._removals[name].since + _HOLD_S for name in names):
+        if any([self._holds(name, _HOLD_S) for name in names]):  # noqa: C419 - begins all
             return True
-        if names:
+        if left := [self._records[name].command[-1] for name in names if not self._removals.begun[name].is_done]:
             _log.warning(
                 "the container %s of job %s was not removed within %g s: %d of its processes were killed, and its GPUs "
-                "are free for other jobs", self._removals[names[0]].container, key.partition(".")[0], _HOLD_S, kill()
+                "are free for other jobs", left[0], key.partition(".")[0], _HOLD_S, kill()
             )  # fmt: skip
         return False
 
     def collect(self) -> None:
         """Forget the containers that are gone, and begin removals that could not begin yet."""
-        for removal in self._removals.values():
-            removal.begin()
-        for name in [name for name, removal in self._removals.items() if removal.has_succeeded]:
+        for name in [name for name in self._removals.begun if not self._holds(name, math.inf)]:
             self._forget(name)
 
     def next_check_s(self) -> float | None:
         """Return after how many seconds the next end is no longer held back; None if none is."""
         now = time.monotonic()
-        held_s = (removal.since + _HOLD_S - now for removal in self._removals.values())
+        held_s = (each.since + _HOLD_S - now for each in self._removals.begun.values())
         return min((each for each in held_s if each > 0), default=None)
 
     def problems(self) -> list[str]:
-        return [removal.problem for removal in self._removals.values() if removal.problem is not None]
+        return list(self._problems.values())
 
-    def _remove(self, name: str) -> None:
-        if name not in self._removals:
-            self._removals[name] = ContainerRemoval(self._records[name], self._wake)
+    def _holds(self, name: str, most_s: float) -> bool:
+        return self._removals.holds(name, partial(self._remove, name, self._records[name]), most_s)
+
+    def _remove(self, name: str, removal: RemoveCommand) -> None:
+        """Remove a container; tried again until it has succeeded."""
+        container, delay_s, warn_at = removal.command[-1], _FIRST_RETRY_S, 0.0
+        while True:
+            try:
+                status, _, said = run_command(removal.command, removal.environment, _LIMIT_S)
+            except OSError as error:
+                problem = str(error)
+            except NotInTime:
+                problem = f"it did not end within {_LIMIT_S:g} s"
+            else:
+                if status == 0 or b"no such container" in said.lower():
+                    return
+                problem = said.decode(errors="replace").strip() or f"exit status {status}"
+            command = shlex.join(removal.command)
+            self._problems[name] = f"the container {container} cannot be removed ({problem}): try `{command}`"
+            if time.monotonic() >= warn_at:
+                warn_at = time.monotonic() + 3600.0
+                _log.warning("the container %s was not removed, which is tried again: %s", container, problem)
+            time.sleep(delay_s)
+            delay_s = min(_LONGEST_RETRY_S, delay_s * 2)
 
     def _record(self, name: str, removal: RemoveCommand) -> None:
         path = f"{self._folder}/{name}"
@@ -359,8 +333,8 @@ class StartedContainers:
         self._records[name] = removal
 
     def _forget(self, name: str) -> None:
-        self._records.pop(name, None)
-        self._removals.pop(name, None)
+        for each in (self._records, self._removals.begun, self._problems):
+            each.pop(name, None)
         with contextlib.suppress(OSError):
             os.unlink(f"{self._folder}/{name}")
 

@@ -6,7 +6,7 @@ import resource
 import msgspec
 import pytest
 
-from gpuyard.engines.local.attempt_support import OwnShell
+from gpuyard.engines.local.engine import OwnShell
 from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences, unattainable
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 

@@ -16,9 +16,11 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from msgspec import Struct
 
+from gpuyard.engines.common.hold_ends import Holds
 from gpuyard.ports import Launch
 from gpuyard.system.code_snapshot_listing import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
 from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount_of
@@ -210,26 +212,15 @@ def _copy(entry: Entry, name: str, folder: int) -> None:
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-class _Pass(Struct):
-    """One look through a snapshot, for all attempts that ended before it began."""
-
-    label: str
-    done: threading.Event
-    problem: str | None = None
-
-
 class SnapshotResults:
     """For one thread. Keys are those of attempts, such as `17.1`."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when `holds` should be called again."""
-        self._wake = wake
+        self._looks: Holds[str | None] = Holds(wake)
         self._snapshots: dict[str, str] = {}  # by key
-        self._passes: dict[str, tuple[_Pass, float]] = {}  # by key, and how long an end waits for it
-        self._next: dict[str, _Pass] = {}  # by snapshot: the pass that has not begun
-        self._mutex = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._problems: dict[str, str] = {}  # by key, of ends that are not held back any more
+        self._last: dict[str, tuple[float, str | None]] = {}  # by snapshot: when its last look began, and its problem
 
     def note(self, launch: Launch) -> None:
         if launch.snapshot is not None:
@@ -240,43 +231,22 @@ class SnapshotResults:
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             return False
-        if key not in self._passes:
-            self._passes[key] = self._join(snapshot, f"job-{key.partition('.')[0]}"), time.monotonic() + 30.0
-        each, until = self._passes[key]
-        if not each.done.is_set() and time.monotonic() < until:
-            return True
-        del self._passes[key], self._snapshots[key]
-        if each.problem is not None:
-            self._problems[key] = each.problem
-        return False
+        lock, label = self._locks.setdefault(snapshot, threading.Lock()), f"job-{key.partition('.')[0]}"
+        return self._looks.holds(key, partial(self._bring, snapshot, label, lock, time.monotonic()), 30.0)
 
     def take_problem(self, key: str) -> str | None:
-        return self._problems.pop(key, None)
+        """Return why results were not brought back, once `holds` has returned False."""
+        self._snapshots.pop(key, None)
+        return self._looks.take(key)
 
-    def _join(self, snapshot: str, label: str) -> _Pass:
-        with self._mutex:
-            if (waiting := self._next.get(snapshot)) is not None:
-                return waiting
-            self._next[snapshot] = each = _Pass(label, threading.Event())
-            lock = self._locks.setdefault(snapshot, threading.Lock())
-        try:
-            threading.Thread(target=self._run, args=(snapshot, each, lock), daemon=True).start()
-        except RuntimeError:  # no more threads: the daemon brings them back later
-            self._next.pop(snapshot, None)
-            each.done.set()
-        return each
-
-    def _run(self, snapshot: str, each: _Pass, lock: threading.Lock) -> None:
-        try:
-            with lock:
-                with self._mutex:
-                    del self._next[snapshot]
-                brought = bring_results(snapshot, each.label)
-            each.problem = brought.problem
-            if brought.problem is not None:
-                _log.warning("results of %s stay in %s for now: %s", each.label, snapshot, brought.problem)
-            for path in brought.renamed:
-                _log.warning("a result of %s is %s: the file has changed in the tree, too", each.label, path)
-        finally:
-            each.done.set()
-            self._wake()
+    def _bring(self, snapshot: str, label: str, lock: threading.Lock, ended_at: float) -> str | None:
+        with lock:
+            began_at, problem = self._last.get(snapshot, (float("-inf"), None))
+            if began_at < ended_at:  # else a look for another attempt was for this one too
+                began_at, brought = time.monotonic(), bring_results(snapshot, label)
+                self._last[snapshot] = began_at, (problem := brought.problem)
+                if problem is not None:
+                    _log.warning("results of %s stay in %s for now: %s", label, snapshot, problem)
+                for path in brought.renamed:
+                    _log.warning("a result of %s is %s: the file has changed in the tree, too", label, path)
+        return problem

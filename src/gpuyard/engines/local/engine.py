@@ -16,23 +16,32 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 import contextlib
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from gpuyard.engines.common import job_logs, output_relay
-from gpuyard.engines.common import program_outcome as oom_evidence
 from gpuyard.engines.common.bring_results import SnapshotResults
-from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
-from gpuyard.engines.common.spawn_program import UNBEGUN_LOG, SpawnSpec, is_unbegun
+from gpuyard.engines.common.hold_ends import Holds
+from gpuyard.engines.common.program_outcome import (
+    BEGAN,
+    OomKillCount,
+    StartContext,
+    check_arguments,
+    evidence_of,
+    limit_of,
+    outcome_of,
+    read_outputs,
+)
+from gpuyard.engines.common.spawn_program import LEASE_AT, UNBEGUN_LOG, ShellChange, SpawnSpec, is_unbegun
 from gpuyard.engines.containers import StartedContainers
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.attempt_processes import ProcessSignals
-from gpuyard.engines.local.attempt_support import LogReads, OwnShell, WatchedAttempt
 from gpuyard.engines.local.job_cgroups import JobCgroups
 from gpuyard.engines.local.keeper import KeptLaunch, Message, frame
 from gpuyard.engines.local.keeper_connection import (
@@ -49,10 +58,12 @@ from gpuyard.engines.session.task_files import start_command
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
 from gpuyard.model.out_of_memory import ended_at_limit
+from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences
 from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
 from gpuyard.system.private_files import make_folder
+from gpuyard.system.submitting_shell import limit_number, read_shell_settings
 from gpuyard.system.system_limits import open_files_limit
 from gpuyard.system.wakeable_poll import WakeablePoll
 
@@ -61,6 +72,16 @@ _MOST_AT_ONCE = 100
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
+
+
+class WatchedAttempt(Struct, frozen=True):
+    """`kills` is the kernel's count of out-of-memory kills when the attempt started, if known. `has_runner` is set if
+    the runner of a session may have left its socket behind."""
+
+    attempt: Attempt
+    context: StartContext = StartContext()
+    kills: int | None = None
+    has_runner: bool = True
 
 
 class _Prepared(Struct, frozen=True):
@@ -99,8 +120,8 @@ class LocalEngine(PlacesNothing):
         self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
         self.containers = StartedContainers(f"{folder}/containers", self._poll.wake)
         self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(self._poll.wake)
-        self._own_shell, self._oom_kills = OwnShell(self._open_files), oom_evidence.OomKillCount()
-        self._log_reads = LogReads(self._logs, self._poll.wake)
+        self._own_shell, self._oom_kills = OwnShell(self._open_files), OomKillCount()
+        self._log_reads: Holds[list[str]] = Holds(self._poll.wake)
         self._signals = ProcessSignals(self.queue, self._poll.wake)
         self._keepers = KeeperSet(keepers_at, self._journal.descriptor, self._open_files, self._poll)
         self._prepared: list[_Prepared] = []
@@ -196,9 +217,9 @@ class LocalEngine(PlacesNothing):
             else:
                 # The logs of attempts whose turn has not come: creating them takes some file systems longer than the
                 # keeper needs for all the rest of a start. One that does not start loses its log again.
-                for log in filter(None, (each.attempt.log for one in batch for each in one.watched[1:])):
-                    with contextlib.suppress(OSError):  # the keeper reports it
-                        if log.startswith(f"{self._logs}/"):
+                for log in (each.attempt.log or "" for one in batch for each in one.watched[1:]):
+                    if self._is_own(log):
+                        with contextlib.suppress(OSError):  # the keeper reports it
                             os.close(os.open(log, os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, UNBEGUN_LOG))
         if self._keepers.own is not None:
             self._keepers.own.was_heard = False
@@ -284,7 +305,7 @@ class LocalEngine(PlacesNothing):
         for name in [name for name in dict.fromkeys(over) if name in self._watched]:
             if (
                 len(results) >= _MOST_AT_ONCE and name in held
-            ):  # some of many that were held back follow at the next call
+            ):  # of many that were held back, some follow at the next call
                 self._held.append(name)
                 self._poll.wake()
             elif not self._hold(name, is_cut_off):
@@ -330,7 +351,9 @@ class LocalEngine(PlacesNothing):
         """Hold an end back while its logs are read, its container is removed and then its results are brought back; of
         one that was cut off, while its processes are killed."""
         attempt, outcome = self._watched[name].attempt, self._outcome(name)
-        is_held = self._log_reads.is_reading(attempt, outcome)
+        is_held = False
+        if outcome.kind is OutcomeKind.FAILED and not all(map(self._is_own, filter(None, _logs_of(attempt)))):
+            is_held = self._log_reads.holds(name[0], partial(read_outputs, outcome, _logs_of(attempt), name[0]), 30.0)
         if self.containers.has(name[0]):
             kill = partial(self.signal, attempt, signal.SIGKILL)
             is_held |= self.containers.end(name[0], outcome.status, kill)
@@ -348,13 +371,17 @@ class LocalEngine(PlacesNothing):
             with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
                 os.unlink(f"{self._sessions_at}/{key}.sock")
         self._signals.forget(key)
-        evidence = oom_evidence.evidence_of(outcome, self._log_reads.take(attempt, outcome), watched.kills)
+        if key in self._log_reads.begun:
+            texts = self._log_reads.take(key) or []
+        else:
+            texts = read_outputs(outcome, _logs_of(attempt), key, is_local=True)
+        evidence = evidence_of(outcome, texts, watched.kills)
         limit = not_taken(keeper, self._keepers.folder) if name in self._unsent else None
         self._unsent.discard(name)
-        if evidence.outcome.kind is OutcomeKind.NEVER_STARTED and (attempt.log or "").startswith(f"{self._logs}/"):
+        if evidence.outcome.kind is OutcomeKind.NEVER_STARTED and attempt.log and self._is_own(attempt.log):
             with contextlib.suppress(OSError):
-                if not os.path.getsize(attempt.log or ""):
-                    os.unlink(attempt.log or "")
+                if not os.path.getsize(attempt.log):
+                    os.unlink(attempt.log)
         return Ended(
             job_id=attempt.job_id,
             attempt=attempt.number,
@@ -366,6 +393,10 @@ class LocalEngine(PlacesNothing):
             limit=limit or limit_of(None if entry is None else entry.word),
             unbrought=self.results.take_problem(key),
         )
+
+    def _is_own(self, log: str) -> bool:
+        """Return whether a log is the queue's, and not a file that the user named."""
+        return log.startswith(f"{self._logs}/")
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
@@ -405,3 +436,32 @@ def _prepared(attempt: Attempt) -> Prepared:
         log=attempt.log or "",
         error_log=attempt.error_log,
     )
+
+
+def _logs_of(attempt: Attempt) -> tuple[str | None, str | None]:
+    return attempt.log, attempt.error_log
+
+
+class OwnShell:
+    """A program gets the umask, the niceness and the limits of the shell that submitted it. Most jobs come from a shell
+    that has what this process has, and its keeper inherits: then nothing is changed, and starting them costs nothing
+    more. `open_files` is the limit of jobs that have none."""
+
+    def __init__(self, open_files: int) -> None:
+        own = read_shell_settings()
+        own["limits"]["NOFILE"] = UNLIMITED if open_files == sys.maxsize else open_files
+        self._settings = convert(own, ShellSettings)
+        self._open_files = open_files
+
+    def changes(self, wanted: ShellSettings | None) -> tuple[int, ShellChange | None]:
+        """Return the limit on open files, which the keeper sets for each program, and the other changes."""
+        if wanted is None or wanted == self._settings:
+            return self._open_files, None
+        changed = differences(wanted, self._settings)
+        limits = {number: soft for name, soft in changed.limits.items() if (number := limit_number(name)) is not None}
+        nofile = limits.pop(limit_number("NOFILE") or 0, self._open_files)
+        # A program gets its lease with the number LEASE_AT, which has to be below its limit.
+        open_files = sys.maxsize if nofile == UNLIMITED else max(nofile, LEASE_AT + 1)
+        if changed.umask is None and changed.niceness is None and not limits:
+            return open_files, None
+        return open_files, (changed.umask, changed.niceness, limits)
