@@ -5,23 +5,22 @@ Programs around a job's program count as handling no signal: the runner of a tas
 conmon, and a container's first process that waits as an init does. The pause process keeps the user namespace of
 rootless podman: it inherits the environment of a job, and must not count as a process of that job."""
 
+import contextlib
 import os
 
-# In the code after `python -c`.
-_RUNNER = b"from gpuyard.engines.session.runner import main"
-_TOOLS = (b"podman", b"docker", b"conmon")
-_OUR_CONTAINER = b"gpuyard-"
-_APPTAINER = b"Apptainer runtime parent"
+_RUNNER = b"from gpuyard.engines.session.runner import main"  # in the code after `python -c`
 
 
 def handles(pid: int, signum: int) -> bool:
     """Return whether the process handles the signal, or waits for it in all threads. True without /proc (macOS)."""
     if not os.path.isdir("/proc/self/task"):
         return True
-    arguments = _arguments(pid)
+    arguments = [b""]
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        arguments = file.read().split(b"\0")
     program = os.path.basename(arguments[0])
-    is_tool = program in _TOOLS and any(each.startswith(_OUR_CONTAINER) for each in arguments)
-    if is_tool or program.startswith(_APPTAINER) or any(_RUNNER in each for each in arguments):
+    is_tool = program in (b"podman", b"docker", b"conmon") and any(each.startswith(b"gpuyard-") for each in arguments)
+    if is_tool or program.startswith(b"Apptainer runtime parent") or any(_RUNNER in each for each in arguments):
         return False
     if _has_bit(f"/proc/{pid}/status", b"SigCgt:", signum):
         return True
@@ -54,14 +53,6 @@ def _field(path: str, field: bytes) -> list[bytes]:
             return next((line.split()[1:] for line in file if line.startswith(field)), [])
     except OSError:
         return []
-
-
-def _arguments(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return [b""]
 
 
 def is_pause_process(pid: int) -> bool:

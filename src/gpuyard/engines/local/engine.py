@@ -50,7 +50,6 @@ from gpuyard.engines.local.keeper_connection import (
     JournalEntry,
     KeeperConnection,
     KeeperSet,
-    not_taken,
     remove_dead_sockets,
     remove_socket,
 )
@@ -60,6 +59,7 @@ from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
 from gpuyard.model.out_of_memory import ended_at_limit
 from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences
 from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
 from gpuyard.system.private_files import make_folder
@@ -376,7 +376,12 @@ class LocalEngine(PlacesNothing):
         else:
             texts = read_outputs(outcome, _logs_of(attempt), key, is_local=True)
         evidence = evidence_of(outcome, texts, watched.kills)
-        limit = not_taken(keeper, self._keepers.folder) if name in self._unsent else None
+        limit = limit_of(None if entry is None else entry.word)
+        if name in self._unsent:
+            text = f"the keeper of jobs (process {keeper}) ended or does not answer"
+            limit = ResourceLimit(
+                text=text, remedy=f"see {self._keepers.folder}/log, and whether disk or memory is full"
+            )
         self._unsent.discard(name)
         if evidence.outcome.kind is OutcomeKind.NEVER_STARTED and attempt.log and self._is_own(attempt.log):
             with contextlib.suppress(OSError):
@@ -390,7 +395,7 @@ class LocalEngine(PlacesNothing):
             at=None if entry is None or entry.at is None else wall_time_of(entry.at),
             shortage=ended_at_limit(self.cgroups.end(key)) or evidence.shortage,
             device_fault=evidence.device_fault,
-            limit=limit or limit_of(None if entry is None else entry.word),
+            limit=limit,
             unbrought=self.results.take_problem(key),
         )
 

@@ -53,6 +53,7 @@ from gpuyard.engines.common.spawn_program import (
     spawn,
 )
 from gpuyard.system import user_sockets
+from gpuyard.system.wakeable_poll import open_signal_pipe
 
 # Variables of a job that all its processes inherit.
 _MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
@@ -117,17 +118,6 @@ class DaemonLink:
         self.unsent = bytearray()
         self.is_full = False  # as the poll knows it: it reports when more can be sent
 
-    def send(self) -> bool:
-        """Return False if the daemon is gone; the next one reads the journal."""
-        try:
-            del self.unsent[: self.link.send(self.unsent)]
-        except BlockingIOError:
-            return True
-        except OSError:
-            self.unsent.clear()
-            return False
-        return True
-
 
 CONNECTION, JOURNAL = 3, 4
 _CHUNK = 1 << 14
@@ -157,22 +147,21 @@ class Keeper:
         self._slices: list[Slice] = []  # those that go on, or whose program runs
         self._jobs: dict[int, KeptJob] = {}  # by the pid of the program
         self._left: dict[int, KeptJob] = {}  # by the pid of a process that a program left behind
-        self._log_caps, self._children = LogCaps(), _open_list_of_children()
+        self._log_caps, self._children = LogCaps(), -1
+        with contextlib.suppress(OSError):  # it stays open, in case of a limit; some systems have none
+            self._children = os.open(f"/proc/self/task/{self._me}/children", os.O_RDONLY | os.O_CLOEXEC)
         self._unwritten: list[bytes] = []
         self._journal_error = OSError(errno.ENOSPC, "")
         self._listener = user_sockets.bind(self._socket)
         self._listener.listen(8)
         self._null = open_above(LEASE_AT)
-        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-        os.set_blocking(writing, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self._signal_pipe = reading
+        self._signal_pipe, _ = open_signal_pipe()
         # poll() fails while the limit on open files is below their number, epoll does not.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._watch(self._signal_pipe, self._reap)
-        self._watch(CONNECTION, self._serve_own)
+        self._watch(CONNECTION, lambda event: self._serve_own(own, event))
         self._watch(self._listener.fileno(), self._accept)
         own.unsent += _line("0.0", self._me, "hello")
         self._send(own)
@@ -207,9 +196,9 @@ class Keeper:
         self._poll.unregister(descriptor)
         del self._handlers[descriptor]
 
-    def _serve_own(self, event: int) -> None:
-        if event & select.POLLOUT and self._daemon is not None:
-            self._send(self._daemon)
+    def _serve_own(self, own: DaemonLink, event: int) -> None:
+        if event & select.POLLOUT:
+            self._send(own)
         if event & ~select.POLLOUT:
             self._receive_in_reserve()
 
@@ -434,22 +423,22 @@ class Keeper:
             return False
 
     def _send(self, daemon: DaemonLink) -> None:
-        if not daemon.send() and daemon in self._others:
-            self._drop(daemon)
-        elif daemon.is_full != bool(daemon.unsent):
+        try:
+            del daemon.unsent[: daemon.link.send(daemon.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone: the next one reads the journal
+            daemon.unsent.clear()
+            if daemon in self._others:
+                self._drop(daemon)
+                return
+        if daemon.is_full != bool(daemon.unsent):
             daemon.is_full = bool(daemon.unsent)
             self._poll.modify(daemon.link, select.POLLIN | (select.POLLOUT if daemon.is_full else 0))
 
 
 def _line(key: str, keeper: int, word: str) -> bytes:
     return f"\n{key} {keeper} {word} .\n".encode()
-
-
-def _open_list_of_children() -> int:
-    """Open the list of our children, which stays open in case of a limit; -1 where the system has none."""
-    with contextlib.suppress(OSError):
-        return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
-    return -1
 
 
 def main() -> None:

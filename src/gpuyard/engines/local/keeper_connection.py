@@ -1,10 +1,5 @@
-"""The daemon's end of the connections to keepers, and the journal: one file to which all keepers of a queue append what
-they start and what ends.
-
-Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
-or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that follows
-others of its slice begins with `18.1 4242 began 86400.123 .` The keeper's pid is part of a line because an attempt that
-never started may be prepared again under the same key. A line that a full disk cut off is ignored.
+"""The daemon's end of the connections to keepers, and their journal (`keeper.py` describes its lines). The keeper's pid
+is part of a line because an attempt that never started may be prepared again under the same key.
 
 A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 Nothing here waits for longer than 2 s: a keeper that is stopped (SIGSTOP), hangs or cannot be reached counts as alive.
@@ -31,16 +26,15 @@ from gpuyard.engines.local import keeper
 from gpuyard.engines.local.attempt_processes import is_stopped
 from gpuyard.engines.local.keeper import frame
 from gpuyard.errors import EnvironmentFault
-from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
 from gpuyard.system.processes import python_command
 from gpuyard.system.system_limits import remedy_of
 from gpuyard.system.wakeable_poll import WakeablePoll
 
+_log = logging.getLogger(__name__)
 HELLO = "hello"
-_CHUNK = 1 << 13
-_SEND_TIMEOUT_MS = _GREETING_MS = 2_000
+_TIMEOUT_MS = 2_000
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+))?(?: ([0-9]+\.[0-9]+))? \.")
 # As 17.1.log, of attempt 1 of job 17.
 _LOG_NAME = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\.[a-z.]+")
@@ -120,7 +114,7 @@ class KeeperConnection:
         received, is_gone = b"", False
         while not is_gone:
             try:
-                received = self._link.recv(_CHUNK)
+                received = self._link.recv(1 << 13)
             except BlockingIOError:
                 break
             except ConnectionError:
@@ -133,12 +127,12 @@ class KeeperConnection:
 
     def has_answered(self) -> bool:
         """Return whether the keeper has greeted, or is late with it."""
-        self.is_late = self.is_late or time.monotonic() > self._since + _GREETING_MS / 1000
+        self.is_late = self.is_late or time.monotonic() > self._since + _TIMEOUT_MS / 1000
         return self.is_greeted or self.is_late
 
     def wait_for_greeting(self) -> bool:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
-        self.is_late = self.is_late or not self._wait(select.POLLIN, _GREETING_MS)
+        self.is_late = self.is_late or not self._wait(select.POLLIN)
         return not self.is_late
 
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
@@ -170,12 +164,12 @@ class KeeperConnection:
         gone."""
         numbers = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in leases)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if leases else []
-        deadline = time.monotonic() + _SEND_TIMEOUT_MS / 1000
+        deadline = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
             try:
                 return self._link.sendmsg([content], rights)
             except BlockingIOError:
-                if not self._wait(select.POLLOUT, _SEND_TIMEOUT_MS):
+                if not self._wait(select.POLLOUT):
                     return 0
             except OSError as error:
                 # The keeper has to receive others first: the system bounds the descriptors that are under way.
@@ -183,10 +177,10 @@ class KeeperConnection:
                     return 0
                 time.sleep(0.001)
 
-    def _wait(self, event: int, timeout_ms: int) -> bool:
+    def _wait(self, event: int) -> bool:
         poll = select.poll()
         poll.register(self._link, event)
-        return bool(poll.poll(timeout_ms))
+        return bool(poll.poll(_TIMEOUT_MS))
 
 
 class KeeperUnreachable(EnvironmentFault):
@@ -262,11 +256,6 @@ def silent_problem(pid: int, why: str | None = None) -> str:
     return f"the keeper {pid} {why}; its jobs keep running, and their ends are recorded when it answers: {remedy}"
 
 
-def not_taken(pid: int, folder: str) -> ResourceLimit:
-    text = f"the keeper of jobs (process {pid}) ended or does not answer"
-    return ResourceLimit(text=text, remedy=f"see {folder}/log, and whether disk or memory is full")
-
-
 class Journal:
     def __init__(self, path: str) -> None:
         """Raises OSError."""
@@ -292,7 +281,6 @@ class Journal:
         os.close(self.descriptor)
 
 
-_log = logging.getLogger(__name__)
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
 
@@ -331,11 +319,8 @@ class KeeperSet:
 
     def leave_silent(self, own: KeeperConnection) -> None:
         """Let the next attempts get another keeper. Raises EnvironmentFault if too many do not answer."""
-        self._silent = {
-            pid: each
-            for pid, each in self._silent.items()
-            if self._connected.get(each.fileno()) is each and each.is_silent()
-        }
+        known = ((pid, each) for pid, each in self._silent.items() if self._connected.get(each.fileno()) is each)
+        self._silent = {pid: each for pid, each in known if each.is_silent()}
         if len(self._silent) >= _MOST_SILENT:
             pids = " ".join(map(str, self._silent))
             raise EnvironmentFault(

@@ -47,27 +47,20 @@ class _Reply:
         self._order = order
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._is_sent = self.has_given_up = False
-        self._is_working = False
-        self._timer = threading.Timer(order.limit_s, self._give_up)
+        self._is_sent = self.has_given_up = self._is_working = False
+        self._timer: threading.Timer | None = None
         self.set_limit(order.limit_s)
 
-    def send(self, answer: SuspendResult) -> bool:
-        if not self._is_first():
-            return False
-        self._timer.cancel()
-        self._write(answer)
-        return True
-
-    def _is_first(self) -> bool:
+    def send(self, answer: SuspendResult, *, gives_up: bool = False) -> bool:
+        """Return False if another answer was sent before."""
         with self._lock:
             is_first, self._is_sent = not self._is_sent, True
+            self.has_given_up = self.has_given_up or (is_first and gives_up)
+        if is_first:
+            seconds = round(time.monotonic() - self._started, 3)
+            with contextlib.suppress(OSError):  # the daemon is gone
+                os.write(1, msgspec.json.encode(msgspec.structs.replace(answer, seconds=seconds)) + b"\n")
         return is_first
-
-    def _write(self, answer: SuspendResult) -> None:
-        seconds = round(time.monotonic() - self._started, 3)
-        with contextlib.suppress(OSError):  # the daemon is gone
-            os.write(1, msgspec.json.encode(msgspec.structs.replace(answer, seconds=seconds)) + b"\n")
 
     def start_work(self) -> None:
         """Note that from now on there is something to undo."""
@@ -80,20 +73,17 @@ class _Reply:
             raise Trouble("it took too long")
 
     def set_limit(self, seconds: float) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = threading.Timer(seconds, self._give_up)
         self._timer.daemon = True
         self._timer.start()
 
     def _give_up(self) -> None:
-        if not self._is_first():
-            return
-        self.has_given_up = True
         waited = f"{time.monotonic() - self._started:.0f} s"
         text = f"the driver did not answer for {waited}; undone as soon as it answers"
         text = text if self._is_working else f"another helper has been working on it for {waited}"
-        self._write(self._order.result(is_done=False, text=text))
-        if not self._is_working:
+        if self.send(self._order.result(is_done=False, text=text), gives_up=True) and not self._is_working:
             os._exit(0)
 
 

@@ -15,7 +15,6 @@ import queue
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 _ANONYMOUS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *$", re.MULTILINE)
@@ -47,9 +46,7 @@ class Prefault:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over.set()
         self._watcher.join()
         for _ in self._workers:

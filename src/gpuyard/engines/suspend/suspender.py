@@ -28,10 +28,8 @@ from gpuyard.system.wakeable_poll import WakeablePoll
 if TYPE_CHECKING:
     from gpuyard.engines.suspend.helper_program import Order  # the daemon starts without what a helper needs
 
-_HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_program")
 _UNANSWERED = "the NVIDIA driver does not answer"
 _PARKABLE = "; a PyTorch program could park its memory itself, with gpuyard.torch.parkable"
-_MARKS = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
 
 
 class _Helper:
@@ -128,25 +126,19 @@ class LocalSuspender:
         return bool(found) and why_incomplete(found) is None
 
     def suspend(self, attempt: Attempt) -> None:
-        self._start(self._order(attempt, {}, is_resumption=False))
+        self._order(attempt, {}, is_resumption=False)
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
-        self._start(self._order(attempt, needs_mb, is_resumption=True))
+        self._order(attempt, needs_mb, is_resumption=True)
 
-    def _order(self, attempt: Attempt, needs_mb: Mapping[str, float], *, is_resumption: bool) -> "Order":
+    def _order(self, attempt: Attempt, needs_mb: Mapping[str, float], *, is_resumption: bool) -> None:
         from gpuyard.engines.suspend.helper_program import Order
 
-        return Order(
-            attempt=attempt,
-            queue=self._queue,
-            lock=f"{self._folder}/{attempt.key}.lock",
-            daemon=os.getpid(),
-            is_resumption=is_resumption,
-            needs_mb=dict(needs_mb),
-            mutexes=self._mutexes,
-            limit_s=self._limit_s,
-            parks_within_s=self._parks_within_s,
-        )
+        lock = f"{self._folder}/{attempt.key}.lock"
+        order = Order(attempt=attempt, queue=self._queue, lock=lock, daemon=os.getpid(), is_resumption=is_resumption,
+                      needs_mb=dict(needs_mb), mutexes=self._mutexes, limit_s=self._limit_s,
+                      parks_within_s=self._parks_within_s)  # fmt: skip
+        self._start(order)
 
     def _start(self, order: "Order", tries: int = 1) -> None:
         move = (order.attempt.key, order.is_resumption)
@@ -220,10 +212,17 @@ class _NvidiaDriver:
 
 def _spawn(order: "Order", pipe: int) -> int:
     """Start a helper without the variables that mark a job: a job may have started the daemon, but not the helper."""
-    environment = {name: value for name, value in os.environ.items() if name not in _MARKS}
+    marks = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
+    environment = {name: value for name, value in os.environ.items() if name not in marks}
+    command = (
+        sys.executable,
+        "-P",
+        "-m",
+        "gpuyard.engines.suspend.helper_program",
+        msgspec.json.encode(order).decode(),
+    )
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        arguments = (*_HELPER, msgspec.json.encode(order).decode())
-        return spawn_in_session(_HELPER[0], arguments, environment, ((null, 0), (pipe, 1), (1, 2)))
+        return spawn_in_session(command[0], command, environment, ((null, 0), (pipe, 1), (1, 2)))
     finally:
         os.close(null)
