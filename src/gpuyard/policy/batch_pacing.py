@@ -68,20 +68,20 @@ def update_pace(
 
     def load(figure: GateFigure | None, reading: float | None, percent: float, limit: float | None) -> GateFigure:
         figure, seen = smoothed(figure, reading)
-        gate = judge_steadily(figure.gate, _is_within(seen, limit), now, pace.steady_s)
+        gate = judge_steadily(figure.gate, _is_at_most(seen, limit), now, pace.steady_s)
         return replace(figure, seen=seen, judged=None if seen is None else min(100.0, seen + percent), gate=gate)
 
     def device_memory(device: Device) -> GateFigure:
         figure, average = smoothed(before.device_memory.get(device.id), device.known_used_mb)
         most = max((each for each in (average, figure.now) if each is not None), default=None)
-        gate = judge_steadily(figure.gate, _is_within(most, pace.max_gpu_memory_mb), now, pace.steady_s)
+        gate = judge_steadily(figure.gate, _is_at_most(most, pace.max_gpu_memory_mb), now, pace.steady_s)
         return replace(figure, seen=most, judged=most, gate=gate)
 
     host, devices = snapshot.host, snapshot.usable_devices()
     memory, average = smoothed(before.memory, host.memory_available_mb)
     least = min((each for each in (average, memory.now) if each is not None), default=None)
     reserved = expected.unshown_mb + (expected.run_mb if before.running else 0.0)
-    gate = judge_steadily(memory.gate, _is_enough(least, pace.min_free_memory_mb), now, pace.steady_s)
+    gate = judge_steadily(memory.gate, _is_at_most(pace.min_free_memory_mb, least), now, pace.steady_s)
     return replace(
         before,
         sampled_at=snapshot.taken_at,
@@ -130,11 +130,11 @@ def waits_for_a_sample(state: PaceState, now: float) -> bool:
 
 def load_refusals(pace: "BatchPace", state: PaceState, now: float) -> Iterator[Reason]:
     """Yield which gates of the host are closed, so that no run may start now on any device."""
-    if state.cpu.gate.is_closed or _is_within(state.cpu.judged, pace.max_cpu_percent) is False:
+    if state.cpu.gate.is_closed or _is_at_most(state.cpu.judged, pace.max_cpu_percent) is False:
         reason = over(ReasonKind.HOST_TOO_BUSY, state.cpu.seen, pace.max_cpu_percent)
         yield _too_busy(reason, state.cpu, pace, now)
     memory, limit = state.memory, pace.min_free_memory_mb or 0.0
-    if memory.gate.is_closed or _is_enough(memory.judged, pace.min_free_memory_mb) is False:
+    if memory.gate.is_closed or _is_at_most(pace.min_free_memory_mb, memory.judged) is False:
         seen, judged = memory.seen or 0.0, memory.judged or 0.0
         text = f"{judged:.0f} MB of RAM left ({seen - judged:.0f} MB reserved for runs)"
         if memory.gate.is_closed:
@@ -181,7 +181,7 @@ def device_refusal(pace: "BatchPace", state: PaceState, device: DeviceState, nee
 def _gate_refusal(pace: "BatchPace", state: PaceState, device_id: str, now: float) -> Reason | None:
     load = state.device_loads.get(device_id, GateFigure())
     memory = state.device_memory.get(device_id, GateFigure())
-    if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
+    if load.gate.is_closed or _is_at_most(load.judged, pace.max_gpu_percent) is False:
         return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
     if memory.gate.is_closed:
         reason = over(ReasonKind.TOO_FULL, memory.seen, pace.max_gpu_memory_mb, device_id)
@@ -206,12 +206,8 @@ def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> fl
     return float(load_percent * 0.5 ** (max(0.0, age_s) / smoothing_s)) if smoothing_s > 0 else 0.0
 
 
-def _is_within(figure: float | None, limit: float | None) -> bool | None:
-    return None if figure is None or limit is None else figure <= limit
-
-
-def _is_enough(figure: float | None, limit: float | None) -> bool | None:
-    return None if figure is None or limit is None else figure >= limit
+def _is_at_most(low: float | None, high: float | None) -> bool | None:
+    return None if low is None or high is None else low <= high
 
 
 def _too_busy(reason: Reason, figure: GateFigure, pace: "BatchPace", now: float) -> Reason:

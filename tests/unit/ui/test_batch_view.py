@@ -12,7 +12,6 @@ from gpuyard.ui.views import Frame
 from gpuyard.ui.views.batch_view import (
     Progress,
     TimeLeft,
-    age_of,
     hold_of,
     line_of,
     picture_of,
@@ -85,7 +84,7 @@ def test_the_progress_is_counted_from_the_answer_of_the_queue() -> None:
         "count": 20, "counts": {**counts, "queued": 6}, "gate": "gpu", "held_by": "GPU 91% > 80%", "device": "SIM-1",
         "device_label": "1", "now": "2026-01-02T03:05:05.000Z",
     }  # fmt: skip
-    found = progress_of("city", answer, age_of(answer, "2026-01-02T03:04:05.000Z"))
+    found = progress_of("city", answer, 60.0)
     assert (found.finished, found.running, found.waiting, found.failed, found.elapsed_s) == (9, 4, 7, 2, 60.0)
     assert hold_of(found) == "limited by GPU 91% > 80% on GPU 1"
 

@@ -240,7 +240,6 @@ standings = st.builds(
     is_stopped=st.booleans(),
     left_s=st.none() | st.floats(0, 1e7),
     why=st.none() | texts,
-    notes=st.lists(texts, max_size=2).map(tuple),
 )
 
 

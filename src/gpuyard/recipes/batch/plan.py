@@ -15,10 +15,10 @@ import re
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +40,7 @@ from gpuyard.system.write_files import write_whole
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
+ExistingBatch: TypeAlias = Literal["again", "resume", "append"]
 _CLAIM = ".gpuyard-"  # and the first folder that is claimed
 _NUMBERED = re.compile(rf"(?:{re.escape(_CLAIM)})?run-(\d{{6,}})")
 
@@ -72,6 +73,10 @@ class BatchPart(Struct, frozen=True, kw_only=True):
     first: int | None = None
     last: int | None = None
     finish: int | None = None
+
+    @property
+    def ids(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
 class BatchRecord(Struct, frozen=True, kw_only=True):
@@ -121,13 +126,6 @@ def default_root(name: str) -> str:
     return str(Path(named_state_directory()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
-def check_plan(plan: BatchPlan) -> None:
-    if plan.count > MOST_RUNS:
-        raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
-    if not plan.frames:
-        raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
-
-
 def _check_program(program: str) -> None:
     """A bare name is looked up only on PATH: another user may have put a file of that name into a shared folder."""
     if shutil.which(program) is not None:
@@ -139,12 +137,6 @@ def _check_program(program: str) -> None:
         raise UserError(f"there is no program '{program}' on PATH, but there is one in the current folder", hint=hint)
     what = f"'{program}' is not executable" if os.path.exists(program) else f"there is no program '{program}'"
     raise UserError(what, hint="give a program on PATH, or its whole path; for datagen: --program")
-
-
-class ExistingBatch(Enum):
-    AGAIN = auto()
-    RESUME = auto()
-    APPEND = auto()
 
 
 class BatchChoice(Struct, frozen=True, kw_only=True):
@@ -168,9 +160,11 @@ def start_batch(plan: BatchPlan, mode: ExistingBatch) -> tuple[BatchChoice, Batc
 
 def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
     """Choose a batch by its files. Creates and submits nothing."""
-    if mode is ExistingBatch.AGAIN:
+    if not plan.frames:
+        raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
+    if mode == "again":
         choice = _choose_same_or_new(plan)
-    elif mode is ExistingBatch.APPEND:
+    elif mode == "append":
         choice = _choose_append(plan)
     else:
         choice = BatchChoice(plan=plan, before=read_record(Path(plan.root)))
@@ -178,6 +172,8 @@ def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
             hint = "leave out --resume to start one, or name the folder of a batch with --output-root"
             raise UserError(f"there is no batch in {plan.root}", hint=hint)
     plan, note = choice.plan, choice.note
+    if plan.count > MOST_RUNS:
+        raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
     if choice.before is not None:
         return replace(choice, plan=replace(plan, first_number=choice.before.plan.first_number))
     try:
@@ -235,7 +231,6 @@ def _is_finished(record: BatchRecord) -> bool:
 def _submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
     """Create the roots, and submit all runs that have not succeeded. Return None, and submit nothing, if another
     command has changed the record in the root, or taken the numbers of the runs."""
-    check_plan(plan)
     _check_program(run_command(plan, 0)[0])
     pruned = None if plan.pruned_root is None else Path(plan.pruned_root)
     make_roots(Path(plan.root), pruned, is_mover=plan.prunes == "scheduler")
@@ -319,15 +314,16 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
             return record
         token = f"{part.token}-{secrets.token_hex(4)}"  # it failed, or the user has run some jobs again since
     command = (sys.executable, "-P", "-m", "gpuyard.recipes.batch.finish", plan.root)
-    own = {"gpus": 0, "after-any": f"{part.first}-{part.last}", "retries": 3, "name": f"{plan.name}-finish"}
+    own = {"gpus": 0, "after-any": part.ids, "retries": 3, "name": f"{plan.name}-finish"}
     part = replace(part, finish=_post(token, command, {**own, "on-reboot": "requeue"})["first"])
     return _write_parts(record, *record.parts[:-1], part)
 
 
-def _get(path: str) -> dict[str, Any] | None:
+def _get(path: str, query: dict[str, str] | None = None) -> dict[str, Any] | None:
+    """Return the queue's answer; None if it does not have what is asked for, or no longer."""
     try:
         with RetryingClient() as queue:
-            return queue.get(path)
+            return queue.get(path, query)
     except NotThere:
         return None
 
@@ -375,28 +371,22 @@ def read_results(record: BatchRecord) -> dict[int, RunRecord]:
     results: dict[int, RunRecord] = {}
     with contextlib.suppress(FileNotFoundError):
         results = {run.index: run for run in recorded_runs(record.plan.root)}
-    attempts: dict[int, int] = {}
+    attempts = Counter[int]()
     for part in record.parts:
-        for run in _read_runs(part) if part.first is not None and read_part_status(part) is not None else ():
-            attempts[run.index] = attempts.get(run.index, 0) + run.attempts
-            if run.is_finished:
-                results[run.index] = replace(run, attempts=attempts[run.index])
+        after = None if part.first is None or read_part_status(part) is None else 0
+        while after is not None and (page := _get(f"/batches/{part.first}/runs", {"after": str(after)})) is not None:
+            # Not strict: index and seed are values of the command, and come as text.
+            for run in msgspec.convert(page["runs"], list[RunRecord], strict=False):
+                attempts[run.index] += run.attempts
+                if run.is_finished:
+                    results[run.index] = replace(run, attempts=attempts[run.index])
+            after = page["next"]
     return results
 
 
 def recorded_runs(root: str) -> Iterator[RunRecord]:
     for line in read_own(f"{root}/{RUNS}").decode().splitlines():
         yield msgspec.convert(json.loads(line), RunRecord)
-
-
-def _read_runs(part: BatchPart) -> Iterator[RunRecord]:
-    after: int | None = 0
-    with RetryingClient() as queue:
-        while after is not None:
-            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after)})
-            # Not strict: index and seed are values of the command, and come as text.
-            yield from msgspec.convert(page["runs"], list[RunRecord], strict=False)
-            after = page["next"]
 
 
 def read_record(root: Path) -> BatchRecord | None:

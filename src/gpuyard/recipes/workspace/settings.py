@@ -30,7 +30,7 @@ _SECTION = "scheduler"
 
 class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     """One field per key, in display order, with the type of its value in YAML. Folders and the script are absolute
-    paths; `python_env` is unchanged. `gpu_count` None means all, `vram_mb` None learned; delays are in seconds."""
+    paths; `python_env` is unchanged. `gpu_count` None means all, `vram` (in MB) None learned; times are in seconds."""
 
     task_name: Annotated[str, types.label]
     work_dir: Annotated[str, types.text]
@@ -58,14 +58,14 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     retry_on: Annotated[str, types.retry_causes] = "failed,timeout,oom,device"
     retry_delay: Annotated[float | None, types.seconds] = None
     cleanup_on_complete: Annotated[bool, types.flag] = False
-    vram_mb: Annotated[float | None, types.size_mb] = None
+    vram: Annotated[float | None, types.size_mb] = None
     env: Annotated[dict[str, str], types.environment] = {}
     priority: Annotated[int, types.priority] = 0
     engine: Annotated[str | None, types.engine] = None
     image: Annotated[str | None, types.text] = None
     mounts: Annotated[tuple[str, ...], types.mounts] = ()
     sessions: Annotated[str, types.sessions] = "tmux"
-    timeout_s: Annotated[float | None, types.positive_seconds] = None
+    timeout: Annotated[float | None, types.positive_seconds] = None
     signal: Annotated[str | None, types.stop_signal] = None
     notify: Annotated[tuple[str, ...] | None, types.command] = None
     hook: Annotated[tuple[str, ...] | None, types.command] = None
@@ -76,26 +76,17 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     """None keeps the workspace's value; `env` is added to it. `gpu_count` is always 0 or None, and `gpus` is then 0
     too."""
 
-    vram_mb: Annotated[float | None, types.size_mb] = None
+    vram: Annotated[float | None, types.size_mb] = None
     priority: Annotated[int | None, types.priority] = None
     gpus: Annotated[int | None, types.whole(0)] = None
     gpu_count: Annotated[int | None, types.no_gpu] = None
-    timeout_s: Annotated[float | None, types.positive_seconds] = None
+    timeout: Annotated[float | None, types.positive_seconds] = None
     env: Annotated[dict[str, str], types.environment] = {}
 
 
-_FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
-
-
-def field_name(key: str) -> str:
-    """Return the field for a key: names of sizes and times include the unit."""
-    return _FIELDS.get(key, key)
-
-
 def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
-    keys = {field: key for key, field in _FIELDS.items()}
     hints = get_type_hints(options, include_extras=True)
-    return {keys.get(field, field): hint.__metadata__[0] for field, hint in hints.items()}
+    return {key: hint.__metadata__[0] for key, hint in hints.items()}
 
 
 SETTING_TYPES = _types_by_key(WorkspaceSettings)
@@ -111,8 +102,7 @@ class LoadedSettings(Struct, frozen=True, kw_only=True):
     path: str
 
     def rows(self) -> list[tuple[str, str, str]]:
-        values = {key: getattr(self.settings, field_name(key)) for key in self.sources}
-        return [(key, _value_text(key, values[key]), source) for key, source in self.sources.items()]
+        return [(key, _value_text(key, getattr(self.settings, key)), source) for key, source in self.sources.items()]
 
 
 def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
@@ -126,8 +116,7 @@ def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
     values = {key: value for key, (value, _) in given.items()}
     sources = {key: f"{path.name}:{given[key][1]}" if key in given else DEFAULT for key in SETTING_TYPES}
     sources.update(_fill_in(values, folder))
-    settings = WorkspaceSettings(**{field_name(key): value for key, value in values.items()})
-    return LoadedSettings(settings=settings, sources=sources, workspace=folder, path=str(path))
+    return LoadedSettings(settings=WorkspaceSettings(**values), sources=sources, workspace=folder, path=str(path))
 
 
 def keys_in(path: Path) -> tuple[list[str], list[str]]:
@@ -211,7 +200,7 @@ def load_task_options(path: Path) -> TaskOptions:
     if "gpu_count" in given and given.setdefault("gpus", (0, 0))[0]:
         line = given["gpu_count"][1]
         raise UserError(f"{path}:{line}: `gpu_count: 0` and `gpus` exclude each other", hint="leave one of them out")
-    return TaskOptions(**{field_name(key): value for key, (value, _) in given.items()})
+    return TaskOptions(**{key: value for key, (value, _) in given.items()})
 
 
 def _find_section(text: str) -> yaml.MappingNode | None:

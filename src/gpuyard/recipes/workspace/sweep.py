@@ -213,8 +213,8 @@ class _Sweep:
 
     def _options(self, each: _PlannedTask) -> dict[str, Any]:
         settings, own = self._settings, each.options
-        vram_mb = settings.vram_mb if own.vram_mb is None else own.vram_mb
-        timeout_s = settings.timeout_s if own.timeout_s is None else own.timeout_s
+        vram_mb = settings.vram if own.vram is None else own.vram
+        timeout_s = settings.timeout if own.timeout is None else own.timeout
         has_gpu = own.gpus != 0
         options = {
             "name": files.slug(each.config),

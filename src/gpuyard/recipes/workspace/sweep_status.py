@@ -5,7 +5,7 @@ import heapq
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ _STATES = {
 }
 # The task succeeded, and its marker has gone since.
 NO_MARKER = "no marker"
-_RUNNING = frozenset({"running", "finishing", "stopping", "suspended"})
-_WAITING = frozenset({"waiting", "pending", "retrying", "held"})
+_RUNNING = {"running", "finishing", "stopping", "suspended"}
+_WAITING = {"waiting", "pending", "retrying", "held"}
 
 
 class ConfigStatus(Struct, frozen=True, kw_only=True):
@@ -60,39 +60,18 @@ class SweepStatus(Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     left_s: float | None = None
     why: str | None = None
-    notes: tuple[str, ...] = ()
 
     @property
-    def total(self) -> int:
-        return len(self.rows)
-
-    @property
-    def completed(self) -> int:
-        return self._count({"completed"})
-
-    @property
-    def running(self) -> int:
-        return self._count(_RUNNING)
-
-    @property
-    def waiting(self) -> int:
-        return self._count(_WAITING)
-
-    @property
-    def failed(self) -> int:
-        return self._count({"failed"})
-
-    @property
-    def not_started(self) -> int:
-        """Count the tasks that have not started, those stopped before they completed, and those without a marker."""
-        return self._count({"not started", "stopped", NO_MARKER})
+    def counts(self) -> dict[str, int]:
+        """The counts of `status --json`."""
+        kinds = {"completed": {"completed"}, "running": _RUNNING, "waiting": _WAITING, "failed": {"failed"}}
+        kinds["not_started"] = {"not started", "stopped", NO_MARKER}
+        counts = {kind: sum(row.state in states for row in self.rows) for kind, states in kinds.items()}
+        return {"total": len(self.rows), **counts}
 
     @property
     def is_over(self) -> bool:
-        return not self.running and not self.waiting
-
-    def _count(self, states: Collection[str]) -> int:
-        return sum(row.state in states for row in self.rows)
+        return not any(row.state in _RUNNING | _WAITING for row in self.rows)
 
 
 def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepStatus:
@@ -205,9 +184,10 @@ def main() -> None:
             status = read_sweep_status(loaded, queue)
     except GpuyardError as error:
         sys.exit(f"gpuyard: {error}")
-    facts = [f"{status.completed} of {status.total} completed"]
+    counts = status.counts
+    facts = [f"{counts['completed']} of {counts['total']} completed"]
     facts += [
-        f"{count} {what}" for count, what in ((status.failed, "failed"), (status.not_started, "not done")) if count
+        f"{counts[kind]} {what}" for kind, what in (("failed", "failed"), ("not_started", "not done")) if counts[kind]
     ]
     own = {"GPUYARD_WORKSPACE": str(workspace), "GPUYARD_TASK_NAME": loaded.settings.task_name}
     environment = {**os.environ, **own, "GPUYARD_SUMMARY": ", ".join(facts)}

@@ -65,6 +65,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     def waiting(self) -> int:
         return self.total - self.finished - self.running
 
+    @property
+    def done(self) -> str:
+        return f"{self.finished:,} of {self.total:,} done"
+
 
 class TimeLeft:
     """Estimates the time left from the pace of the most recent runs."""
@@ -90,12 +94,6 @@ class TimeLeft:
         if finished < self._most_at_once or now <= since:
             return None
         return rest * (now - since) / finished
-
-
-def age_of(status: dict[str, Any], submitted_at: str) -> float:
-    """Return how long ago the batch was submitted. Both times have to be answers of the same moment: the daemon's clock
-    may be set in between."""
-    return (datetime.fromisoformat(status["now"]) - datetime.fromisoformat(submitted_at)).total_seconds()
 
 
 def progress_of(name: str, status: dict[str, Any], elapsed_s: float) -> Progress:
@@ -138,25 +136,13 @@ def hold_of(progress: Progress) -> str:
         return "the next run is about to start"
     if progress.gate == "concurrency":
         return "at the limit of --concurrency"
-    before = (
-        "limited by "
-        if progress.gate in ("cpu", "memory", "gpu", "gpu-memory")
-        else "waits for a GPU: "
-        if progress.gate == "room"
-        else ""
-    )
-    return f"{before}{clean(progress.held_by)}"
-
-
-def _done(progress: Progress) -> str:
-    return f"{progress.finished:,} of {progress.total:,} done"
+    before = dict.fromkeys(("cpu", "memory", "gpu", "gpu-memory"), "limited by ") | {"room": "waits for a GPU: "}
+    return f"{before.get(progress.gate, '')}{clean(progress.held_by)}"
 
 
 def line_of(progress: Progress) -> str:
     counts = ", ".join(text for text, _ in counts_of(progress))
-    return (
-        f"gpuyard: {_done(progress)}, {counts}; {hold_of(progress)}; {time_text(progress.elapsed_s, progress.left_s)}"
-    )
+    return f"gpuyard: {progress.done}, {counts}; {hold_of(progress)}; {time_text(progress.elapsed_s, progress.left_s)}"
 
 
 def picture_of(progress: Progress, frame: Frame) -> list[Line]:
@@ -165,7 +151,7 @@ def picture_of(progress: Progress, frame: Frame) -> list[Line]:
     # --concurrency and --stagger hold runs back in normal operation.
     is_held = progress.waiting and progress.gate not in (None, "concurrency", "stagger")
     return [
-        progress_head(progress.name, progress.finished / max(1, progress.total), _done(progress), style, frame),
+        progress_head(progress.name, progress.finished / max(1, progress.total), progress.done, style, frame),
         (*counts, (time_text(progress.elapsed_s, progress.left_s), "dim")),
         ((hold_of(progress), "yellow" if is_held else "dim"),),
     ]
@@ -177,7 +163,9 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
     with RetryingClient() as queue, progress_display(0.0, 5.0) as screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         status = queue.get(f"/batches/{part.first}")
-        since, is_over = time.monotonic() - age_of(status, submitted_at), False
+        # Only here: the daemon's clock may be set later.
+        age = datetime.fromisoformat(status["now"]) - datetime.fromisoformat(submitted_at)
+        since, is_over = time.monotonic() - age.total_seconds(), False
         while True:
             silent = status.get("silent")
             facts = [f"{limit} is not enforced: {why_unread(limit, silent)}" for limit in status["unknown"]]

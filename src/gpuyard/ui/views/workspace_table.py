@@ -92,29 +92,30 @@ def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
 
 
 def _facts(status: SweepStatus) -> list[Span]:
-    counted: list[Span] = [(f"{status.completed:,} of {status.total:,} done", "bold")]
-    counts = Counter(row.state for row in status.rows)
+    counts, states = status.counts, Counter(row.state for row in status.rows)
+    counted: list[Span] = [(f"{counts['completed']:,} of {counts['total']:,} done", "bold")]
     for count, what, style in (
-        (status.running, "running", "green"),
-        (status.waiting, "waiting", None),
-        (status.failed, "failed", "red"),
-        (counts["stopped"], "stopped", "yellow"),
-        (counts[NO_MARKER], "without marker", "yellow"),
-        (counts["not started"], "not started", "dim"),
+        (counts["running"], "running", "green"),
+        (counts["waiting"], "waiting", None),
+        (counts["failed"], "failed", "red"),
+        (states["stopped"], "stopped", "yellow"),
+        (states[NO_MARKER], "without marker", "yellow"),
+        (states["not started"], "not started", "dim"),
     ):
         counted += [(f"{count:,} {what}", style)] if count else []
     if status.is_over:
         return counted
-    unknown = "time left unknown" if status.completed else "time left unknown until a task finishes"
+    unknown = "time left unknown" if counts["completed"] else "time left unknown until a task finishes"
     left = unknown if status.left_s is None else f"about {format_duration(status.left_s)} left"
     return [*counted, (left, "dim")]
 
 
 def _remarks(status: SweepStatus) -> Iterator[Span]:
-    if status.is_stopped and status.completed < status.total:
-        running = "running tasks finish, and " if status.running else ""
+    counts = status.counts
+    if status.is_stopped and counts["completed"] < counts["total"]:
+        running = "running tasks finish, and " if counts["running"] else ""
         yield f"Stopped: {running}no new ones start. `start` continues.", "yellow"
-    if status.why is not None and status.waiting:
+    if status.why is not None and counts["waiting"]:
         yield clean(status.why), "yellow" if status.is_paused else "dim"
     failed = [row for row in status.rows if row.state == "failed"]
     for row in failed[:_MOST_NAMED]:
@@ -127,8 +128,6 @@ def _remarks(status: SweepStatus) -> Iterator[Span]:
         yield f"to watch a task: tmux attach -t {clean(session)}", "dim"
     for text in describe_logs([(row.config, row.log) for row in status.rows if row.log is not None]):
         yield text, "dim"
-    for note in status.notes:
-        yield clean(note), "yellow"
 
 
 def describe_logs(logs: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -150,17 +149,15 @@ def _first_names(configs: Sequence[str]) -> str:
 
 
 def _bar(status: SweepStatus, frame: Frame) -> Line:
-    percent = f"{100 * status.completed // status.total}%"
-    width = min(60, frame.columns - len("  100%"))
-    done, running, failed, rest = "█", "▒", "✗", "░"
-    parts = ((status.completed, done, "green"), (status.failed, failed, "red"), (status.running, running, "green"))
+    counts, width = status.counts, min(60, frame.columns - len("  100%"))
     spans, drawn, counted = list[Span](), 0, 0
-    for count, block, style in parts:
-        counted += count
-        until = max(0, width) * counted // status.total
+    for kind, block, style in (("completed", "█", "green"), ("failed", "✗", "red"), ("running", "▒", "green")):
+        counted += counts[kind]
+        until = max(0, width) * counted // counts["total"]
         spans.append((block * (until - drawn), style))
         drawn = until
-    return (*spans, (rest * (width - drawn), "dim"), ("  ", None), (percent, None))
+    percent = f"{100 * counts['completed'] // counts['total']}%"
+    return (*spans, ("░" * (width - drawn), "dim"), ("  ", None), (percent, None))
 
 
 def _most_important(

@@ -78,14 +78,14 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "retry_on": "failed,timeout,oom,device",
         "retry_delay": None,
         "cleanup_on_complete": False,
-        "vram_mb": None,
+        "vram": None,
         "env": {},
         "priority": 0,
         "engine": None,
         "image": None,
         "mounts": (),
         "sessions": "tmux",
-        "timeout_s": None,
+        "timeout": None,
         "signal": None,
         "notify": None,
         "hook": None,
@@ -111,7 +111,7 @@ def test_the_new_keys_accept_usual_spellings(tmp_path: Path) -> None:
         "notify: mail -s 'all done' me\nconda_env: torch\n"
     )
     settings = loaded(tmp_path, text).settings
-    assert (settings.vram_mb, settings.timeout_s, settings.priority) == (8192.0, 14400.0, -5)
+    assert (settings.vram, settings.timeout, settings.priority) == (8192.0, 14400.0, -5)
     assert (settings.engine, settings.sessions, settings.gpu_count) == ("slurm", "none", None)
     assert settings.notify == ("mail", "-s", "all done", "me")
     assert settings.conda_env == "torch"
@@ -139,13 +139,13 @@ def test_a_yaml_alias_is_resolved(tmp_path: Path) -> None:
 
 def test_a_number_may_be_in_quotes_and_a_name_may_be_a_number(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "max_jobs_per_gpu: '4'\ntask_name: 007\nvram: 512\n").settings
-    assert (settings.max_jobs_per_gpu, settings.task_name, settings.vram_mb) == (4, "007", 512.0)
+    assert (settings.max_jobs_per_gpu, settings.task_name, settings.vram) == (4, "007", 512.0)
 
 
 @pytest.mark.parametrize("empty", ["", "~", "null", "''", '" "'])
 def test_an_empty_value_is_the_default(tmp_path: Path, empty: str) -> None:
     found = loaded(tmp_path, f"max_retries: {empty}\nvram: {empty}\ntask_name: {empty}\n")
-    assert (found.settings.max_retries, found.settings.vram_mb) == (3, None)
+    assert (found.settings.max_retries, found.settings.vram) == (3, None)
     assert found.settings.task_name == tmp_path.name
     assert found.sources["max_retries"] == "default"
 
@@ -401,7 +401,7 @@ def options(folder: Path, content: str | bytes) -> TaskOptions:
 def test_a_task_can_have_its_own_options(tmp_path: Path) -> None:
     text = "lr: 1e-3\nscheduler:\n  vram: 12G\n  priority: 5\n  gpus: 0\n  timeout: 90m\n  env: {SEED: 1}\n"
     assert options(tmp_path, text) == TaskOptions(
-        vram_mb=12288.0, priority=5, gpus=0, timeout_s=5400.0, env={"SEED": "1"}
+        vram=12288.0, priority=5, gpus=0, timeout=5400.0, env={"SEED": "1"}
     )
 
 

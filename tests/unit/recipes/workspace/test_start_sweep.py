@@ -124,7 +124,7 @@ def test_with_gpu_count_0_tasks_get_no_gpu_unless_their_config_asks_for_one(
 ) -> None:
     (workspace.workspace / "configs/b.yml").write_text("scheduler: {gpus: 1}\n")
     queue = Queue([])
-    start(replace(workspace, settings=replace(workspace.settings, gpu_count=0, vram_mb=1.0)), queue, monkeypatch)
+    start(replace(workspace, settings=replace(workspace.settings, gpu_count=0, vram=1.0)), queue, monkeypatch)
     assert [each["options"].get("gpus") for each in queue.submitted] == [0, 1]
     assert ["vram" in each["options"] for each in queue.submitted] == [False, True]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
@@ -22,12 +22,9 @@ from gpuyard.probes.sample_log import RowLog
 from gpuyard.recipes.batch.disk_warning import disk_warning
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
-    BatchChoice,
-    BatchPart,
     BatchPlan,
     BatchRecord,
     ExistingBatch,
-    check_plan,
     choose_batch,
     default_root,
     read_part_status,
@@ -100,36 +97,6 @@ VERB = Verb(
 )  # fmt: skip
 
 
-class RunMode(Struct, frozen=True, kw_only=True):
-    """How a batch is started and followed. `root` is the output root that the command names, None for a new one each
-    time; `is_root_typed` is False if it is the default."""
-
-    existing: ExistingBatch
-    is_detached: bool
-    is_dry: bool
-    as_json: bool
-    root: str | None
-    is_root_typed: bool
-
-
-def run_mode(typed: Typed, root: str | None) -> RunMode:
-    """`root` is the output root, None for a new one each time."""
-    if typed.flag("resume") and typed.flag("append"):
-        raise UserError("--resume and --append exclude each other", hint="finish the batch first, then add runs to it")
-    existing = ExistingBatch.APPEND if typed.flag("append") else ExistingBatch.AGAIN
-    existing = ExistingBatch.RESUME if typed.flag("resume") else existing
-    if existing is not ExistingBatch.AGAIN and root is None:
-        raise UserError(f"--{existing.name.lower()}: which batch?", hint="name its folder with --output-root")
-    return RunMode(
-        existing=existing,
-        is_detached=typed.flag("detach"),
-        is_dry=typed.flag("dry-run"),
-        as_json=typed.flag("json"),
-        root=None if root is None else absolute(root),
-        is_root_typed="output-root" in typed.options,
-    )
-
-
 def make_plan(typed: Typed, **own: Any) -> BatchPlan:
     values = typed.values()
     if values["count"] is None:
@@ -163,7 +130,6 @@ def run(typed: Typed) -> int:
     root, pruned_root = typed.text("output-root"), typed.text("prune-output-root")
     if typed.text("frames") is not None and pruned_root is None:
         raise UserError("--frames needs --prune-output-root", hint="add --prune-output-root DIR")
-    mode = run_mode(typed, root)
     name = typed.text("name") or _to_name(program[0])
     plan = make_plan(
         typed,
@@ -173,20 +139,26 @@ def run(typed: Typed) -> int:
         prunes=None if pruned_root is None else "scheduler",
         pruned_root=None if pruned_root is None else absolute(pruned_root),
     )
-    return run_batch(plan, mode)
+    return run_batch(plan, typed)
 
 
-def run_batch(plan: BatchPlan, mode: RunMode) -> int:
-    check_plan(plan)
+def run_batch(plan: BatchPlan, typed: Typed) -> int:
+    existing: ExistingBatch = "append" if typed.flag("append") else "resume" if typed.flag("resume") else "again"
+    if typed.flag("resume") and existing == "append":
+        raise UserError("--resume and --append exclude each other", hint="finish the batch first, then add runs to it")
+    if existing != "again" and typed.values()["output-root"] is None:
+        raise UserError(f"--{existing}: which batch?", hint="name its folder with --output-root")
     # Invalid options are errors before any folder is made or job submitted.
     for text in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
         if text != text.encode(errors="replace").decode():
             raise UserError(f"{text!r} is not UTF-8", hint="batch.json cannot store it; use another name")
     parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
-    choice = choose_batch(plan, mode.existing)
-    if mode.is_dry:  # only the queue knows which existing runs would be retried: print the commands of new ones
-        _note_choice(choice)
-        _warn_of_disk(choice)
+    choice = choose_batch(plan, existing)
+    if warning := disk_warning(choice.plan):
+        note(f"gpuyard: warning: {warning}")
+    if typed.flag("dry-run"):  # only the queue knows which existing runs would be retried: print new commands
+        if choice.note:
+            note(f"gpuyard: {choice.note}")
         before, count = choice.before, choice.plan.count
         first = before.plan.count if before is not None and count > before.plan.count else 0
         say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
@@ -198,35 +170,32 @@ def run_batch(plan: BatchPlan, mode: RunMode) -> int:
             RowLog(Path(plan.options["sample-log"]), COLUMNS)
         except EnvironmentFault as error:
             raise EnvironmentFault(str(error), hint="name another file with --sample-log") from error
-    _warn_of_disk(choice)
-    return _start_and_follow(plan, mode)
+    return _start_and_follow(plan, existing, typed)
 
 
-def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
+def _start_and_follow(plan: BatchPlan, existing: ExistingBatch, typed: Typed) -> int:
     with _delay_interrupt() as interrupts:
-        choice, record = start_batch(plan, mode.existing)
-    before = choice.before
-    status, is_new = read_part_status(record.parts[-1]), before is None or record.parts[-1] not in before.parts
+        choice, record = start_batch(plan, existing)
+    before, part = choice.before, record.parts[-1]
+    status, is_new = read_part_status(part), before is None or part not in before.parts
     if status is None:  # it finished long ago, and the queue has deleted its jobs
-        return _show_summary(record, mode)
+        return _show_summary(record, typed)
     is_over = status["done"] and not is_new
     left = status["count"] - (0 if is_new else status["counts"].get("succeeded", 0))
-    continues = f"continuing with {left:,} of {record.plan.count:,} runs"
-    _note_choice(choice, None if is_over or before is None else continues)
-    if not is_over:
-        if not is_new and before is not None and before.plan.options != plan.options:
-            note("gpuyard: queued runs keep the limits they were submitted with; stop the batch first to change them")
-        if mode.is_detached:
-            part = record.parts[-1]
-            if mode.as_json:
-                ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
-                say_json({"name": record.plan.name, **ids, "root": record.plan.root})
-            else:
-                say(_ids(part))
-            _note_how_to_resume(record, mode)
-            return 0
-    exit_status = _follow(record, mode, is_interrupted=bool(interrupts))
-    return _show_summary(record, mode) if exit_status is None else exit_status
+    continues = None if is_over or before is None else f"continuing with {left:,} of {record.plan.count:,} runs"
+    if text := ": ".join(filter(None, (choice.note, continues))):
+        note(f"gpuyard: {text}")
+    if not is_over and not is_new and before is not None and before.plan.options != plan.options:
+        note("gpuyard: queued runs keep the limits they were submitted with; stop the batch first to change them")
+    if is_over or not typed.flag("detach"):
+        return _follow(record, typed, is_interrupted=bool(interrupts))
+    if typed.flag("json"):
+        ids = {"ids": part.ids, "first": part.first, "last": part.last, "finish": part.finish}
+        say_json({"name": record.plan.name, **ids, "root": record.plan.root})
+    else:
+        say(part.ids)
+    _note_how_to_resume(record, typed)
+    return 0
 
 
 @contextlib.contextmanager
@@ -247,13 +216,14 @@ def _delay_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
+def _follow(record: BatchRecord, typed: Typed, *, is_interrupted: bool) -> int:
+    """Show the progress and the summary; Ctrl-C asks whether to leave the batch running."""
     from gpuyard.ui.views.batch_view import follow
 
     # A normal exit, which removes the lines.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    part, is_stopped = record.parts[-1], False
-    while True:
+    part, job, is_stopped = record.parts[-1], dict[str, Any](), False
+    while not job:
         try:
             if is_interrupted:
                 is_interrupted = False
@@ -262,24 +232,21 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
         except KeyboardInterrupt:
             can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
             if not can_ask or not _asks_to_stop():
-                _note_how_to_resume(record, mode)
+                _note_how_to_resume(record, typed)
                 return EXIT_INTERRUPTED
             # Not the job after the runs, which writes the summary.
-            request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
+            request("POST", "/jobs/cancel", body={"ids": part.ids}, is_repeatable=True)
             note("gpuyard: stopping: running jobs get SIGTERM, and no more runs start")
             is_stopped = True
-        else:
-            _check_finish(job, record.plan)
-            return None
-
-
-def _check_finish(job: dict[str, Any], plan: BatchPlan) -> None:
-    again = f"`gpuyard retry {job['id']}` runs it again, and it writes {plan.root}/summary.json after the last run"
+    if job["state"] == "succeeded":
+        return _show_summary(record, typed)
+    again = (
+        f"`gpuyard retry {job['id']}` runs it again, and it writes {record.plan.root}/summary.json after the last run"
+    )
     if job["state"] == "cancelled":
         raise EnvironmentFault(f"job {job['id']}, which sums up the runs, was cancelled", hint=again)
-    if job["state"] != "succeeded":
-        problem = f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}"
-        raise EnvironmentFault(problem, hint=f"`gpuyard logs {job['id']}` may say why; {again}")
+    problem = f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}"
+    raise EnvironmentFault(problem, hint=f"`gpuyard logs {job['id']}` may say why; {again}")
 
 
 def _asks_to_stop() -> bool:
@@ -294,49 +261,33 @@ def _asks_to_stop() -> bool:
     return answer.strip().lower() in ("s", "stop")
 
 
-def _ids(part: BatchPart) -> str:
-    return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
+def _note_how_to_resume(record: BatchRecord, typed: Typed) -> None:
+    note(f"gpuyard: the batch continues in the queue as jobs {record.parts[-1].ids}; `gpuyard queue` shows them")
+    note(f"  to follow it again, or continue it later:\n  {_resume_command(record.plan, typed)}")
 
 
-def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
-    if text := ": ".join(filter(None, (choice.note, more))):
-        note(f"gpuyard: {text}")
-
-
-def _warn_of_disk(choice: BatchChoice) -> None:
-    if text := disk_warning(choice.plan):
-        note(f"gpuyard: warning: {text}")
-
-
-def _note_how_to_resume(record: BatchRecord, mode: RunMode) -> None:
-    note(f"gpuyard: the batch continues in the queue as jobs {_ids(record.parts[-1])}; `gpuyard queue` shows them")
-    note(f"  to follow it again, or continue it later:\n  {_resume_command(record.plan, mode)}")
-
-
-def _resume_command(plan: BatchPlan, mode: RunMode) -> str:
+def _resume_command(plan: BatchPlan, typed: Typed) -> str:
     """Return the command line with --resume and this batch's output root."""
     verb, *arguments = sys.argv[1:]
-    # Remove the first occurrence: arguments of the program come last.
-    for flag, is_typed in (("--detach", mode.is_detached), ("--append", mode.existing is ExistingBatch.APPEND)):
-        if is_typed:
-            arguments.remove(flag)
-    root = [] if plan.root == mode.root else ["--output-root", plan.root]
-    if root and mode.is_root_typed:
-        name = "--output-root"
-        at = next(at for at, text in enumerate(arguments) if text == name or text.startswith(f"{name}="))
-        del arguments[at : at + (2 if arguments[at] == name else 1)]
-    resume = [] if mode.existing is ExistingBatch.RESUME else ["--resume"]
+    for flag in filter(typed.flag, ("detach", "append")):
+        arguments.remove(f"--{flag}")  # the first one: arguments of the program come last
+    named = typed.values()["output-root"]
+    root = [] if named is not None and plan.root == absolute(named) else ["--output-root", plan.root]
+    if root and "output-root" in typed.options:
+        at = next(at for at, text in enumerate(arguments) if text.partition("=")[0] == "--output-root")
+        del arguments[at : at + (2 if arguments[at] == "--output-root" else 1)]
+    resume = [] if typed.flag("resume") else ["--resume"]
     return shlex.join(["gpuyard", verb, *resume, *root, *arguments])
 
 
-def _show_summary(record: BatchRecord, mode: RunMode) -> int:
+def _show_summary(record: BatchRecord, typed: Typed) -> int:
     from gpuyard.ui.views.batch_view import summary_lines
 
     root = Path(record.plan.root)
     summary = read_summary(root)
     if summary is None:
         raise EnvironmentFault(f"no summary in {root}", hint="the queue has deleted these runs; start a new batch")
-    if mode.as_json:
+    if typed.flag("json"):
         say_json(to_builtins(summary))
     else:
         first, *others = summary_lines(summary, record.plan)
@@ -344,5 +295,5 @@ def _show_summary(record: BatchRecord, mode: RunMode) -> int:
     if summary.is_whole:
         return 0
     sys.stdout.flush()
-    note(f"gpuyard: to retry the runs that did not succeed:\n  {_resume_command(record.plan, mode)}")
+    note(f"gpuyard: to retry the runs that did not succeed:\n  {_resume_command(record.plan, typed)}")
     return EXIT_FAULT

@@ -7,7 +7,7 @@ from msgspec import to_builtins
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
-from gpuyard.ui.cli.recipes.batch import batch_options, make_plan, run_batch, run_mode
+from gpuyard.ui.cli.recipes.batch import batch_options, make_plan, run_batch
 from gpuyard.ui.cli.terminal import absolute, say, say_json
 
 VERB = Verb(
@@ -57,7 +57,6 @@ def run(typed: Typed) -> int:
     for name in ("prune", "headless"):
         if typed.flag(name) and typed.flag(f"no-{name}"):
             raise UserError(f"--{name} and --no-{name} do not go together", hint="leave out one of them")
-    mode = run_mode(typed, values["output-root"])
     prunes = None if typed.flag("no-prune") else values["prune-with"]
     if values["frames"] is not None and prunes != "scheduler":
         raise UserError("--frames needs --prune-with scheduler", hint="add --prune-with scheduler")
@@ -73,7 +72,7 @@ def run(typed: Typed) -> int:
         prune_keeps=values["prune-keeps"],
         pruned_root=None if prunes is None else absolute(values["prune-output-root"] or f"{root}-pruned"),
     )
-    return run_batch(plan, mode)
+    return run_batch(plan, typed)
 
 
 def _command(typed: Typed, *, prunes_itself: bool) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from gpuyard.client.retrying import RetryingClient
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, keys_in, load
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, keys_in, load
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import (
@@ -253,7 +253,7 @@ def _status(typed: Typed) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
         try:
-            return EXIT_FAULT if show_all(_statuses(loaded)).failed else 0
+            return EXIT_FAULT if show_all(_statuses(loaded)).counts["failed"] else 0
         except KeyboardInterrupt:  # the normal end; the last status stays on the screen
             return 0
     with RetryingClient() as queue:
@@ -261,22 +261,10 @@ def _status(typed: Typed) -> int:
     if not as_json:  # all lines, however many: the most important ones are at the end
         say_lines(picture_of(status, _frame(terminal_size()[0])))
         return 0
-    counts = ("total", "completed", "running", "waiting", "failed", "not_started")
-    say_json(
-        {
-            "workspace": status.workspace,
-            "task_name": status.task_name,
-            "tag": status.tag,
-            "counts": {name: getattr(status, name) for name in counts},
-            "over": status.is_over,
-            "stopped": status.is_stopped,
-            "paused": status.is_paused,
-            "left_s": status.left_s,
-            "why": status.why,
-            "notes": list(status.notes),
-            "tasks": to_builtins(status.rows),
-        }
-    )
+    own = {"workspace": status.workspace, "task_name": status.task_name, "tag": status.tag, "counts": status.counts}
+    flags = {"over": status.is_over, "stopped": status.is_stopped, "paused": status.is_paused}
+    tasks = {"left_s": status.left_s, "why": status.why, "notes": (), "tasks": to_builtins(status.rows)}
+    say_json({**own, **flags, **tasks})
     return 0
 
 
@@ -323,9 +311,7 @@ def _config(typed: Typed) -> int:
     loaded = load(place.workspace, place.config)
     if typed.flag("json"):
         effective = {**to_builtins(loaded.settings), "env": list(loaded.settings.env)}
-        settings = {
-            key: {"value": effective[field_name(key)], "from": source} for key, source in loaded.sources.items()
-        }
+        settings = {key: {"value": effective[key], "from": source} for key, source in loaded.sources.items()}
         say_json({"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings})
         return 0
     # People paste this output, and the values of `env` may be tokens.
