@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuyard.engines.common.spawn_program import LEASE_AT
-from gpuyard.engines.session.task_files import runner_command
+from gpuyard.system.processes import python_command
 from tests.integration.engine_fixture import DEADLINE_S, wait_for, wait_until_gone
 
 OWNER = "tag/12345678"
@@ -137,7 +137,7 @@ class Tasks:
         spec = self._spec(list(command), **other)
         path = Path(output or self.folder / f"{spec['key']}.log")
         marks = {"GPUYARD_JOB_ID": str(spec["job"]), "GPUYARD_ATTEMPT": str(spec["attempt"])}
-        arguments = [*runner_command(spec)]
+        arguments = [*python_command("gpuyard.engines.session.runner", json.dumps(spec))]
         if lease is not None:
             arguments = [sys.executable, "-c", _WITH_LEASE, str(lease), *arguments]
         if limit is not None:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import to_builtins
@@ -168,8 +167,4 @@ def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
         "session": session_on(task, launch.place),
         "log_cap": launch.log_cap,
     }
-    return runner_command(spec)
-
-
-def runner_command(spec: Mapping[str, object]) -> tuple[str, ...]:
     return python_command("gpuyard.engines.session.runner", json.dumps(spec))

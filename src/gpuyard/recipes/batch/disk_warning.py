@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from gpuyard.config import load_config
 from gpuyard.errors import EnvironmentFault
@@ -19,12 +18,8 @@ from gpuyard.system.folder_tree import FolderTree
 from gpuyard.system.private_files import PrivateFileError
 
 
-class RunSize(Struct, frozen=True, kw_only=True):
-    mb: float
-    runs: int
-
-
-def expected_run_size(plan: BatchPlan) -> RunSize | None:
+def expected_run_size(plan: BatchPlan) -> tuple[float, int] | None:
+    """Return the mean size in MB, and of how many runs; None if no run is known."""
     for root in dict.fromkeys((plan.root, re.sub(r"-\d+$", "", plan.root))):
         with contextlib.suppress(EnvironmentFault):
             record = read_record(Path(root))
@@ -35,26 +30,26 @@ def expected_run_size(plan: BatchPlan) -> RunSize | None:
             own = [run for run in _finished(done) if run.kept_in is None or run.kept_in not in roots]
             folders = [run.kept_in or str(run_folder(done, run.index)) for run in own[-20:]]  # enough for a mean
             if sizes := [size for folder in folders if (size := _size_mb(folder)) is not None]:
-                return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes))
+                return sum(sizes) / len(sizes), len(sizes)
     return None
 
 
 def disk_warning(plan: BatchPlan) -> str | None:
     """Return a warning if the runs that are left would fill the disk of the output root; None also if that is
     unknown."""
-    size = expected_run_size(plan)
+    run_mb, runs = expected_run_size(plan) or (0.0, 0)
     figure = read_disk_in_time(plan.root)
-    if size is None or size.mb <= 0 or figure.free_mb is None:
+    if run_mb <= 0 or figure.free_mb is None:
         return None
     own = plan.options.get("min-free-disk")
     least_mb = load_config().host.min_free_disk_mb if own is None else parse_size(str(own))
     left = plan.count - sum(1 for _ in _finished(plan))
-    fitting = max(0, int((figure.free_mb - least_mb) / size.mb))
+    fitting = max(0, int((figure.free_mb - least_mb) / run_mb))
     if left <= fitting:
         return None
     return (
         f"the disk of {plan.root} is too small for this batch: {format_count(left, 'run')} of about"
-        f" {format_size(size.mb)} (the mean of {format_count(size.runs, 'run')}) need {format_size(left * size.mb)},"
+        f" {format_size(run_mb)} (the mean of {format_count(runs, 'run')}) need {format_size(left * run_mb)},"
         f" and {format_size(figure.free_mb)} are free. It starts all the same; after about"
         f" {format_count(fitting, 'run')} the next ones wait until {format_size(least_mb)} are free"
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct, convert, to_builtins
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.system.folder_tree import Entry, FolderTree, raise_it
+from gpuyard.system.folder_tree import FolderTree, raise_it
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 from gpuyard.system.write_files import sync
 
@@ -63,10 +63,12 @@ def has_frame(run: Path, pattern: str) -> bool:
     try:
         if run.is_symlink():
             return True
+        globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
         with FolderTree(run) as tree:
             for entry in tree.walk(raise_it):
+                parts = tuple(entry.path.split("/")) if "/" in pattern else (entry.name,)
                 is_file = stat.S_ISREG(entry.status.st_mode)
-                if not entry.is_folder and (not is_file or (entry.status.st_size > 0 and _is_named(entry, pattern))):
+                if not entry.is_folder and (not is_file or (entry.status.st_size > 0 and _matches(parts, globs))):
                     return True
             return False
     except OSError as error:
@@ -86,7 +88,7 @@ def prune(  # noqa: PLR0913 - the facts of a move
         return moved(to=str(target))
     except (OSError, PrivateFileError) as error:
         left = moved(to=None, left=_describe(error) if isinstance(error, OSError) else error.message)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, PrivateFileError):
             _append(record, left, at)
         return left
 
@@ -162,11 +164,6 @@ def _make_root(role: str, root: Path, option: str) -> None:
         raise EnvironmentFault(f"cannot write to the {role} {root}: {error.strerror}", hint=hint) from error
 
 
-def _is_named(entry: Entry, pattern: str) -> bool:
-    globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
-    return _matches(tuple(entry.path.split("/")) if "/" in pattern else (entry.name,), globs)
-
-
 def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
     if not globs:
         return not parts
@@ -176,7 +173,7 @@ def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
 
 
 def _append(record: Path, moved: PrunedRun, at: str) -> None:
-    """Append a line and sync it to disk. Ends a line that a crash cut off first. Raises only OSError."""
+    """Append a line and sync it to disk. Ends a line that a crash cut off first."""
     text = json.dumps({**to_builtins(moved), "at": at}).encode() + b"\n"
     is_new = not record.exists()
     try:
@@ -194,8 +191,6 @@ def _append(record: Path, moved: PrunedRun, at: str) -> None:
             sync(record.parent)
     except OSError as error:
         raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(record)) from error
-    except PrivateFileError as error:
-        raise OSError(errno.EPERM, error.message) from error
 
 
 def _lines(record: Path, name: str = "") -> Iterator[PrunedRun]:

@@ -57,17 +57,6 @@ class StartedSweep(Struct, kw_only=True):
     session: str | None = None
 
 
-class KilledSweep(Struct, frozen=True, kw_only=True):
-    ended: int
-    left: tuple[str, ...]
-    sessions: tuple[str, ...]
-
-
-class StoppedSweep(Struct, frozen=True, kw_only=True):
-    cancelled: int
-    running: int
-
-
 class _PlannedTask(Struct, frozen=True, kw_only=True):
     """A config to submit: `devices` are those it may use; `gpu` is the one that the user named for it."""
 
@@ -291,7 +280,8 @@ class _Sweep:
             return None
 
 
-def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
+def stop(workspace: Path, settings: WorkspaceSettings | None) -> tuple[int, int]:
+    """Return how many tasks no longer wait, and how many run."""
     tag = files.workspace_tag(workspace)
     with locked(workspace), connect(start=True) as queue:
         queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
@@ -299,11 +289,12 @@ def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
         cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
         running = sum(task["is_live"] for task in tasks)
     _note(workspace, settings, f"stopped: {running} running, {cancelled} no longer waiting")
-    return StoppedSweep(cancelled=cancelled, running=running)
+    return cancelled, running
 
 
-def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep:
-    """Cancel all running and waiting tasks, wait up to 20 s for their end, and close the sessions."""
+def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> tuple[int, list[str], int]:
+    """Cancel all running and waiting tasks, wait up to 20 s for their end, and close the sessions. Return how many
+    tasks ended, which did not, and how many sessions were closed."""
     tag, tmux = files.workspace_tag(workspace), Tmux(os.environ)
     with locked(workspace), connect(start=True) as queue:
         tasks = [task for task in list_tasks(queue, tag) if not task["is_finished"]]
@@ -312,14 +303,14 @@ def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep
         if ids:
             queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": "20.0"})
         after = list_tasks(queue, tag)
-        left = tuple(task["config"] for task in after if task["id"] in ids and not task["is_finished"])
+        left = [task["config"] for task in after if task["id"] in ids and not task["is_finished"]]
         owned = tmux.owned_sessions(f"{tag}/") if tmux.is_there() else {}
         for owner, names in owned.items():
             for name in names:
                 tmux.kill_session(name, owner)
-    sessions = tuple(sorted(name for names in owned.values() for name in names))
-    _note(workspace, settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
-    return KilledSweep(ended=len(tasks) - len(left), left=left, sessions=sessions)
+    ended, closed = len(tasks) - len(left), sum(map(len, owned.values()))
+    _note(workspace, settings, f"killed: {ended} ended, {closed} sessions closed")
+    return ended, left, closed
 
 
 def _note(workspace: Path, settings: WorkspaceSettings | None, text: str) -> None:

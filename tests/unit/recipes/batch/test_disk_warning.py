@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.policy.disk_and_system_limits import DiskFigure
 from gpuyard.recipes.batch import disk_warning as warning_module
-from gpuyard.recipes.batch.disk_warning import RunSize, disk_warning, expected_run_size
+from gpuyard.recipes.batch.disk_warning import disk_warning, expected_run_size
 from gpuyard.recipes.batch.plan import RECORD, RUNS, BatchPlan, BatchRecord
 from tests.unit.recipes.batch.test_run_results import run
 
@@ -41,11 +41,11 @@ def free(monkeypatch: pytest.MonkeyPatch, free_mb: float | None) -> None:
 def test_the_size_of_a_run_is_the_mean_of_those_in_the_root_or_of_the_batch_beside(tmp_path: Path) -> None:
     assert expected_run_size(plan(tmp_path / "out")) is None
     finish(tmp_path / "out", 1, 3)
-    assert expected_run_size(plan(tmp_path / "out")) == RunSize(mb=2.0, runs=2)
-    assert expected_run_size(plan(tmp_path / "out-2")) == RunSize(mb=2.0, runs=2)
+    assert expected_run_size(plan(tmp_path / "out")) == (2.0, 2)
+    assert expected_run_size(plan(tmp_path / "out-2")) == (2.0, 2)
     assert expected_run_size(plan(tmp_path / "out-2", 10, "another")) is None
     finish(tmp_path / "out-2", 4)
-    assert expected_run_size(plan(tmp_path / "out-2")) == RunSize(mb=4.0, runs=1)
+    assert expected_run_size(plan(tmp_path / "out-2")) == (4.0, 1)
 
 
 @pytest.mark.parametrize("changes", [{"state": "failed"}, {"index": 7}, {"kept_in": "{root}"}])

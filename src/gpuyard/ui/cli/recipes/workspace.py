@@ -224,10 +224,11 @@ def _stop(typed: Typed) -> int:
     place = WorkspaceLocation.of(typed)
     from gpuyard.recipes.workspace.sweep import stop
 
-    stopped = stop(place.workspace, _settings_if_valid(place))
-    running = f"{format_count(stopped.running, 'task')} {'finishes' if stopped.running == 1 else 'finish'}"
-    waiting = f"{format_count(stopped.cancelled, 'waiting task')} will not start"
-    say(f"Stopped: {running if stopped.running else 'no task runs'}; {waiting}.")
+    cancelled, running = stop(place.workspace, _settings_if_valid(place))
+    finish = (
+        f"{format_count(running, 'task')} {'finishes' if running == 1 else 'finish'}" if running else "no task runs"
+    )
+    say(f"Stopped: {finish}; {format_count(cancelled, 'waiting task')} will not start.")
     say(f"To continue:  {place.command('start')}")
     return 0
 
@@ -236,11 +237,11 @@ def _kill_all(typed: Typed) -> int:
     place = WorkspaceLocation.of(typed)
     from gpuyard.recipes.workspace.sweep import kill_all
 
-    killed = kill_all(place.workspace, _settings_if_valid(place))
-    say(f"{format_count(killed.ended, 'task')} ended, {format_count(len(killed.sessions), 'session')} closed.")
-    if killed.left:
-        note(f"gpuyard: still running after they were killed: {clean(', '.join(killed.left))}")
-    return EXIT_FAULT if killed.left else 0
+    ended, left, closed = kill_all(place.workspace, _settings_if_valid(place))
+    say(f"{format_count(ended, 'task')} ended, {format_count(closed, 'session')} closed.")
+    if left:
+        note(f"gpuyard: still running after they were killed: {clean(', '.join(left))}")
+    return EXIT_FAULT if left else 0
 
 
 def _status(typed: Typed) -> int:
@@ -259,7 +260,7 @@ def _status(typed: Typed) -> int:
     with RetryingClient() as queue:
         status = read_sweep_status(loaded, queue)
     if not as_json:  # all lines, however many: the most important ones are at the end
-        say_lines(picture_of(status, _frame(terminal_size()[0])))
+        say_lines(picture_of(status, Frame(width=terminal_size()[0], has_symbols=is_terminal(sys.stdout))))
         return 0
     own = {"workspace": status.workspace, "task_name": status.task_name, "tag": status.tag, "counts": status.counts}
     flags = {"over": status.is_over, "stopped": status.is_stopped, "paused": status.is_paused}
@@ -300,10 +301,6 @@ def _print_changes(statuses: Iterator[SweepStatus]) -> SweepStatus:
         before = status
     assert before is not None
     return before
-
-
-def _frame(width: int | None) -> Frame:
-    return Frame(width=width, has_symbols=is_terminal(sys.stdout))
 
 
 def _config(typed: Typed) -> int:
