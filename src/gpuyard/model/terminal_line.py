@@ -8,8 +8,8 @@ from itertools import groupby
 # The most of an unfinished line that is kept. More than that without an end is passed on as it is.
 MOST_KEPT = 1 << 16
 _ERASES = re.compile(b"\x1b\\[[012]?K")
-_ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-OQ-Z\\\\])"
-_ESCAPES = re.compile(_ESCAPE)
+_ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[()][0-9A-Z]|[@-OQ-Z\\\\])"
+ESCAPES = re.compile(_ESCAPE)
 _MOVES = re.compile(f"(\r|\b|{_ESCAPE})")
 _HALF_ESCAPE = re.compile("\x1b(?:\\[[0-?]{0,64}[ -/]{0,8}|[\\]P^_][^\x07\x1b]{0,1024}\x1b?)?\\Z")
 _ERASE = re.compile("\x1b\\[([012]?)K")
@@ -164,7 +164,7 @@ _BAR = re.compile(r"^.{0,400}\[(?:\d{1,4}:)?\d\d:\d\d[<,][^\]]{0,200}\]\s{0,8}(?
 def last_lines(text: str, most_lines: int, most_chars: int, longest: int) -> list[str]:
     """Return the last lines of an output, in order; of each line the first `longest` characters, without escapes."""
     lines = [shown_line(line.removesuffix("\r")) for line in text[-most_chars:].split("\n")[-most_lines:]]
-    return [without_prefix(_ESCAPES.sub("", each) if "\x1b" in each else each)[:longest] for each in lines]
+    return [without_prefix(ESCAPES.sub("", each) if "\x1b" in each else each)[:longest] for each in lines]
 
 
 def without_prefix(line: str) -> str:

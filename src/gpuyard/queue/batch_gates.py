@@ -247,39 +247,39 @@ class BatchGates:
             if batch.logged_at == batch.pace_state.sampled_at:
                 return
             batch.logged_at = batch.pace_state.sampled_at
-            fields: dict[str, Any] = {"held_by": batch.held_by.text if batch.held_by is not None else None}
+            fields: dict[str, Any] = {
+                "event": "sample",
+                "held_by": batch.held_by.text if batch.held_by is not None else None,
+            }
         else:
             job = self._transitions.live[start.job_id].job
             chosen = {share.device_id for share in start.claim.shares}
             devices = [device for device in devices if device.id in chosen]
             fields = {"event": "launch", "job": job.id, "index": job.values.get("index")}
             fields["gpu_memory_charged_mb"] = start.charged_mb
-        taken_at = sample.snapshot.taken_at
-        fields["taken_at"] = None if taken_at is None else iso_time(self._to_wall(taken_at))
-        self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
-
-
-def _rows(state: pacing.PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:
-    host = GateSample(
-        event="sample",
-        cpu_percent=state.cpu.now,
-        cpu_smoothed_percent=state.cpu.smoothed.value,
-        cpu_judged_percent=state.cpu.judged,
-        memory_available_mb=state.memory.now,
-        memory_judged_mb=state.memory.judged,
-        running=state.running,
-    )
-    for device in devices:
-        load = state.device_loads.get(device.id, pacing.GateFigure())
-        memory = state.device_memory.get(device.id, pacing.GateFigure())
-        yield replace(
-            host,
-            device=device.id,
-            gpu_percent=load.now,
-            gpu_smoothed_percent=load.smoothed.value,
-            gpu_judged_percent=load.judged,
-            gpu_memory_used_mb=memory.now,
-            gpu_memory_judged_mb=memory.judged,
+        taken_at, state = sample.snapshot.taken_at, batch.pace_state
+        host = GateSample(
+            **fields,
+            taken_at=None if taken_at is None else iso_time(self._to_wall(taken_at)),
+            cpu_percent=state.cpu.now,
+            cpu_smoothed_percent=state.cpu.smoothed.value,
+            cpu_judged_percent=state.cpu.judged,
+            memory_available_mb=state.memory.now,
+            memory_judged_mb=state.memory.judged,
+            running=state.running,
         )
-    if not devices:
-        yield host
+        for device in devices:
+            load = state.device_loads.get(device.id, pacing.GateFigure())
+            memory = state.device_memory.get(device.id, pacing.GateFigure())
+            row = replace(
+                host,
+                device=device.id,
+                gpu_percent=load.now,
+                gpu_smoothed_percent=load.smoothed.value,
+                gpu_judged_percent=load.judged,
+                gpu_memory_used_mb=memory.now,
+                gpu_memory_judged_mb=memory.judged,
+            )
+            self._rows.append((path, row))
+        if not devices:
+            self._rows.append((path, host))

@@ -7,6 +7,7 @@ expression over `jobs`."""
 import heapq
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -71,24 +72,21 @@ def read_folded(
 ) -> FoldedPage:
     """Return a page of the folded queue. Without `show_all` it has only the last RECENTLY_FINISHED finished rows."""
     with one_snapshot(connection):
-        return FoldedQueue(connection).page(used, now, page, show_all=show_all)
+        queue = _FoldedQueue(connection)
+        unfinished, finished = queue.count_rows()
+        most = finished if show_all else min(finished, RECENTLY_FINISHED)
+        rows = chain(queue.unfinished(used, now), islice(queue.finished(), most))
+        return FoldedPage(list(islice(rows, page.offset, page.offset + page.count)), unfinished + most)
 
 
-class FoldedQueue:
+class _FoldedQueue:
     """One read of the queue, in the listing order of `Search.page`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._groups = _read_groups(connection)
 
-    def page(self, used: Mapping[Party, float], now: float, page: PageRange, *, show_all: bool) -> FoldedPage:
-        counts = self._count_rows()
-        finished = counts.pop("finished")
-        most = finished if show_all else min(finished, RECENTLY_FINISHED)
-        rows = chain(self._unfinished(used, now), islice(self._finished(), most))
-        return FoldedPage(list(islice(rows, page.offset, page.offset + page.count)), counts["unfinished"] + most)
-
-    def _unfinished(self, used: Mapping[Party, float], now: float) -> Iterator[FoldedRow]:
+    def unfinished(self, used: Mapping[Party, float], now: float) -> Iterator[FoldedRow]:
         seen: set[int] = set()
         for job_id, group_id in self._unfinished_jobs(used, now):
             group = None if group_id is None else self._groups.get(group_id)
@@ -125,7 +123,7 @@ class FoldedQueue:
                     group = None if group_id is None else self._groups.get(group_id)
                     after = job_id if group is None else max(job_id, group.last)
 
-    def _finished(self) -> Iterator[FoldedRow]:
+    def finished(self) -> Iterator[FoldedRow]:
         """Yield what has finished as a whole, the last one first."""
         groups = [each for each in self._groups.values() if each.is_complete and each.is_finished]
         ended = sorted(((-(each.ended_at or 0.0), -each.first, each) for each in groups), key=lambda row: row[:2])
@@ -146,17 +144,17 @@ class FoldedQueue:
         query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1"
         return int(self._connection.execute(query, (group.first, group.last)).fetchone()[0])
 
-    def _count_rows(self) -> dict[str, int]:
-        found = {"unfinished": 0, "finished": 0}
+    def count_rows(self) -> tuple[int, int]:
+        """Return how many rows are unfinished, and how many are finished."""
+        found = Counter[bool]()
         alone = dict(self._connection.execute("SELECT state, jobs FROM counts").fetchall())
         for group in self._groups.values():
             for state, jobs in group.counts.items():
                 alone[state] -= jobs
-            if group.is_complete:
-                found["finished" if group.is_finished else "unfinished"] += 1
+            found[group.is_finished] += group.is_complete
         for state, jobs in alone.items():
-            found["finished" if state in FINISHED else "unfinished"] += jobs
-        return found
+            found[state in FINISHED] += jobs
+        return found[False], found[True]
 
 
 def _read_groups(

@@ -42,7 +42,7 @@ from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, Unchang
 from gpuyard.store.search_jobs import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 if TYPE_CHECKING:
-    from gpuyard.daemon.api.sweeps import FoldedJobs
+    from gpuyard.daemon.api.sweeps import JobGroups
 
 SAMPLE_FOR_PEOPLE_S = 0.5
 # Pages up to this length are found without a thread.
@@ -142,10 +142,10 @@ class JobHandler:
         self.selection = SelectionReader(scheduler, reader)
 
     @cached_property
-    def folded(self) -> "FoldedJobs":
-        from gpuyard.daemon.api.sweeps import FoldedJobs  # with the first request for it
+    def folded(self) -> "JobGroups":
+        from gpuyard.daemon.api.sweeps import JobGroups  # with the first request for it
 
-        return FoldedJobs(self._scheduler, self._reader)
+        return JobGroups(self._scheduler, self._reader)
 
     async def sweep(self, job_id: int, query: requests.SweepQuery) -> SweepPage:
         return await self.folded.table(job_id, query)

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from gpuyard.daemon.api.learned_estimates import EstimateHandler
     from gpuyard.daemon.api.logs import JobLogs
     from gpuyard.daemon.api.reports import Reports, Timeline
-    from gpuyard.daemon.api.sweeps import BatchHandler
     from gpuyard.daemon.web.open_page import PageListener
 
 # EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
@@ -95,7 +94,7 @@ class Routes:
 
     def _job_routes(self) -> dict[RouteKey, Route]:
         scheduler, requests, late = self._scheduler, self._scheduler.requests, self._late
-        jobs = JobHandler(scheduler, self._reader, self._code)
+        self._jobs = jobs = JobHandler(scheduler, self._reader, self._code)
         submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
         return {
             ("GET", "/jobs"): jobs.page,
@@ -118,9 +117,9 @@ class Routes:
             ("POST", "/jobs/edit"): EditHandler(scheduler, jobs, submissions).edit,
             ("GET", "/jobs/{id}/log"): late("_logs.tail"),
             ("GET", "/jobs/{id}/log/live"): late("_logs.live"),
-            ("GET", "/batches/{id}"): late("_batches.status"),
-            ("GET", "/batches/{id}/runs"): late("_batches.runs"),
-            ("GET", "/tasks"): late("_batches.tasks"),
+            ("GET", "/batches/{id}"): late("_jobs.folded.batch"),
+            ("GET", "/batches/{id}/runs"): late("_jobs.folded.batch_runs"),
+            ("GET", "/tasks"): late("_jobs.folded.tasks"),
             ("GET", "/estimates"): late("_estimates.rows"),
             ("GET", "/estimates/export"): late("_estimates.export"),
             ("POST", "/estimates/import"): late("_estimates.import_all"),
@@ -167,12 +166,6 @@ class Routes:
         from gpuyard.daemon.web.open_page import PageListener
 
         return PageListener(self.handle, self._folder)
-
-    @cached_property
-    def _batches(self) -> "BatchHandler":
-        from gpuyard.daemon.api.sweeps import BatchHandler
-
-        return BatchHandler(self._scheduler)
 
     @cached_property
     def _estimates(self) -> "EstimateHandler":

@@ -77,7 +77,27 @@ def progress_text(counts: Mapping[JobState, int]) -> str:
     return ", ".join([f"{done:,}/{sum(counts.values()):,} done", *named])
 
 
-class FoldedJobs:
+def progress_of(group: GroupCounts) -> GroupProgress:
+    count = sum(group.counts.values())
+    return GroupProgress(
+        ids=f"{group.first}-{group.last}",
+        first=group.first,
+        last=group.last,
+        count=count,
+        counts={str(state): jobs for state, jobs in group.counts.items()},
+        text=progress_text(group.counts),
+    )
+
+
+def _template_text(command: Sequence[str]) -> str:
+    """Return the command as a shell would read it, but with placeholders as they were typed, without quotes."""
+    plain = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
+    return " ".join(word if plain.fullmatch(word) else shlex.quote(word) for word in command)
+
+
+class JobGroups:
+    """Answers about sweeps, arrays, batches and the tasks of workspaces."""
+
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
         self._scheduler, self._reader = scheduler, reader
         self._table: SweepTable | None = None
@@ -173,32 +193,7 @@ class FoldedJobs:
             total=page.total,
         )
 
-
-def progress_of(group: GroupCounts) -> GroupProgress:
-    count = sum(group.counts.values())
-    return GroupProgress(
-        ids=f"{group.first}-{group.last}",
-        first=group.first,
-        last=group.last,
-        count=count,
-        counts={str(state): jobs for state, jobs in group.counts.items()},
-        text=progress_text(group.counts),
-    )
-
-
-def _template_text(command: Sequence[str]) -> str:
-    """Return the command as a shell would read it, but with placeholders as they were typed, without quotes."""
-    plain = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
-    return " ".join(word if plain.fullmatch(word) else shlex.quote(word) for word in command)
-
-
-class BatchHandler:
-    """Answers about batches with their load gates, and about the tasks of workspaces."""
-
-    def __init__(self, scheduler: SchedulerLoop) -> None:
-        self._scheduler = scheduler
-
-    def status(self, first_id: int) -> BatchStatus:
+    def batch(self, first_id: int) -> BatchStatus:
         scheduler = self._scheduler
         first, last, token = self._find(first_id)
         counts = scheduler.queries.counts_in(first, last)
@@ -228,7 +223,7 @@ class BatchHandler:
             now=wall_time(scheduler, scheduler.clock.now()),
         )
 
-    def runs(self, first_id: int, query: RunsQuery) -> BatchRunPage:
+    def batch_runs(self, first_id: int, query: RunsQuery) -> BatchRunPage:
         """Return a page of its runs, ordered by id."""
         first, last, _ = self._find(first_id)
         limit, runs = max(1, min(query.limit, MOST_ROWS)), list[BatchRunRow]()

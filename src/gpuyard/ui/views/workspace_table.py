@@ -5,10 +5,10 @@ important rows. Names and logs are data: control characters in them are replaced
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from gpuyard.model.terminal_line import ESCAPES
 from gpuyard.model.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import NO_MARKER, ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import (
@@ -47,8 +47,6 @@ _COLUMNS = (
     Column("LAST LINE", is_long=True),
 )
 _MOST_NAMED = 3
-# Escape sequences of terminals: colours, titles, links.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
 
 def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
@@ -173,7 +171,7 @@ def _most_important(
 
 def _cells(row: ConfigStatus, frame: Frame) -> list[str]:
     symbol = f"{_STATES[row.state][0]} " if frame.has_symbols else ""
-    written = _ESCAPES.sub("", row.last_line or "").strip()
+    written = ESCAPES.sub("", row.last_line or "").strip()
     return [
         cut_middle(clean(row.config), max(16, frame.columns // 3)),
         f"{symbol}{row.state}",
