@@ -400,9 +400,7 @@ def options(folder: Path, content: str | bytes) -> TaskOptions:
 
 def test_a_task_can_have_its_own_options(tmp_path: Path) -> None:
     text = "lr: 1e-3\nscheduler:\n  vram: 12G\n  priority: 5\n  gpus: 0\n  timeout: 90m\n  env: {SEED: 1}\n"
-    assert options(tmp_path, text) == TaskOptions(
-        vram=12288.0, priority=5, gpus=0, timeout=5400.0, env={"SEED": "1"}
-    )
+    assert options(tmp_path, text) == TaskOptions(vram=12288.0, priority=5, gpus=0, timeout=5400.0, env={"SEED": "1"})
 
 
 def test_gpu_count_0_is_work_without_a_gpu(tmp_path: Path) -> None:
