@@ -78,7 +78,7 @@ def anne_gets(folder: Path, count: int = 2, vram_mb: float | None = None) -> lis
 
 def ticket_order(folder: Path) -> list[int]:
     """Return the users of all tickets, in the order in which they are served."""
-    return [ticket.holder.uid for ticket in in_queue_order(Ledger(folder).tickets())]
+    return [ticket.holder.uid for ticket in in_queue_order(Ledger(folder).contents().tickets)]
 
 
 def gpuyard(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":

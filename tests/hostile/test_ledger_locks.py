@@ -328,7 +328,7 @@ def test_odd_files(folder: Path, place: Path) -> None:
     before = sorted(os.listdir(folder))
     act_as(ANNE, read, str(folder))
     assert Ledger(folder).leases() == ()
-    assert Ledger(folder).tickets() == ()
+    assert Ledger(folder).contents().tickets == ()
     assert sorted(os.listdir(folder)) == before
     assert precious.read_bytes() == A_RECORD
 
@@ -346,9 +346,9 @@ _kept: object = None
 def test_ticket_kept_by_a_child(folder: Path) -> None:
     with child(stay_as, BEN, hold_ticket, str(folder)) as ben:
         ticket = ben.receive()
-        assert [each.id for each in Ledger(folder).tickets()] == [ticket]
+        assert [each.id for each in Ledger(folder).contents().tickets] == [ticket]
         ben.kill()
-    assert Ledger(folder).tickets() == ()
+    assert Ledger(folder).contents().tickets == ()
 
 
 def wait_in_a_container(connection: Connection, folder: Path) -> None:
@@ -380,7 +380,7 @@ def test_stopped_ticket_holder_in_a_container(folder: Path, monkeypatch: pytest.
             now = time.monotonic()
             monkeypatch.setattr(time, "monotonic", lambda: now + 32)
             assert lease_gpus(str(folder), 2) == ["G0", "G1"]
-            assert len(Ledger(folder).tickets()) == 1
+            assert len(Ledger(folder).contents().tickets) == 1
         finally:
             os.kill(pid, signal.SIGKILL)
             wait_until_gone(pid)

@@ -74,7 +74,7 @@ def test_ticket_that_claims_a_negative_time(ledger: Path) -> None:
 @attack("claim in a ticket that it is from the future", now="harmless: it only loses its place")
 def test_ticket_that_claims_to_be_from_the_future(ledger: Path) -> None:
     with ben_holds(ledger, ("2-0.ticket", made(record(need=ONE_GPU), 1e11))):
-        (ticket,) = Ledger(ledger).tickets()
+        (ticket,) = Ledger(ledger).contents().tickets
         assert os.stat(ledger / "2-0.ticket").st_ctime <= ticket.since <= time.time()
 
 

@@ -96,7 +96,7 @@ def test_a_timeout_reports_what_was_free_and_what_was_missing(script: Script) ->
     assert f"SIM-0: held by {Ledger(lease_dir()).leases()[0].holder.user}, pid {other.pid} (nightly)" in text
     assert "SIM-1: 14 GB free, 20 GB needed" in text
     assert held() == ["SIM-0"]
-    assert not Ledger(lease_dir()).tickets()
+    assert not Ledger(lease_dir()).contents().tickets
 
 
 def test_a_shared_lease_takes_memory_beside_others(script: Script) -> None:
@@ -213,7 +213,7 @@ def test_the_request_with_the_higher_priority_goes_first(script: Script) -> None
 def _wait_for_tickets(count: int) -> None:
     deadline = threading.Event()
     for _ in range(9000):
-        if len(Ledger(lease_dir()).tickets()) == count:
+        if len(Ledger(lease_dir()).contents().tickets) == count:
             return
         deadline.wait(0.01)
     pytest.fail("no ticket appeared")

@@ -57,7 +57,7 @@ def let_go(process: "subprocess.Popen[str]") -> None:
 def until_waiting() -> None:
     pause = threading.Event()
     deadline = time.monotonic() + DEADLINE_S
-    while not Ledger(lease_dir()).tickets():
+    while not Ledger(lease_dir()).contents().tickets:
         assert time.monotonic() < deadline, "no ticket appeared"
         pause.wait(0.01)
 
@@ -117,7 +117,7 @@ def test_a_progress_callback_that_raises_ends_the_wait(holder: "subprocess.Popen
 
     with pytest.raises(InterruptedError, match="waiting for 1 GPU"):
         GPUScheduler(progress=stop).acquire()
-    assert Ledger(lease_dir()).tickets() == ()
+    assert Ledger(lease_dir()).contents().tickets == ()
 
 
 def test_a_progress_callback_that_raises_after_the_grant_releases_the_gpu(script: Script) -> None:

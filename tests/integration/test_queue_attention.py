@@ -37,9 +37,9 @@ def test_cancelling_a_job_removes_its_ticket(queue: QueueUnderTest) -> None:
     held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=90)
     assert held is not None
     job_id = queue.submit("true", gpus=2)
-    until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its ticket")
+    until(lambda: [ticket.need.devices for ticket in ledger.contents().tickets] == [2], "its ticket")
     queue.post("/jobs/cancel", ids=str(job_id))
-    until(lambda: not ledger.tickets(), "the end of its ticket")
+    until(lambda: not ledger.contents().tickets, "the end of its ticket")
     held.release()
 
 

@@ -243,7 +243,7 @@ def test_the_run_of_higher_priority_goes_first(start: Start, tmp_path: Path) -> 
     waiting: list[Process] = []
     for options in (["--priority", "-1"], [], ["--priority", "5"]):
         waiting.append(start(*both, *options, "--", "sh", "-c", 'echo "$0" >> "$1"', str(options[1:]), str(order)))
-        until(lambda: len(Ledger(lease_dir()).tickets()) == len(waiting), "its ticket")
+        until(lambda: len(Ledger(lease_dir()).contents().tickets) == len(waiting), "its ticket")
     holder.communicate("\n", timeout=DEADLINE_S)
     for each in waiting:
         each.communicate(timeout=DEADLINE_S)

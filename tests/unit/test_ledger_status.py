@@ -18,7 +18,7 @@ def test_below_the_floor_the_ram_of_the_machine_is_what_processes_wait_for(tmp_p
     texts = []
     for available_mb in (1500.0, 9000.0):
         host = Host(memory_total_mb=24 * 1024.0, memory_available_mb=available_mb)
-        status = read_ledger_status(ledger, Snapshot(taken_at=0.0, host=host, devices=(device,)), None)
+        status = read_ledger_status(ledger, Snapshot(taken_at=0.0, host=host, devices=(device,)))
         texts.append([reason.text for waiting in status.waiting for reason in waiting.reasons])
     ticket.release()
     assert texts == [["1.5 GB of RAM available, and 2 GB stay free"], []]

@@ -152,7 +152,7 @@ def interrupted(interruption: Interruption, act: Callable[[], None]) -> BaseExce
 
 
 def left_behind(ledger: Ledger) -> list[str]:
-    found = [f"held {each}" for each in (*ledger.leases(), *ledger.tickets())]
+    found = [f"held {each}" for each in (*ledger.leases(), *ledger.contents().tickets)]
     try:
         with hold_mutex(ledger.folder, 0.0):
             pass

@@ -177,8 +177,8 @@ class SchedulerLoop:
         fault = fault and f"{fault}; the settings before this change stay in force"
         now = filter(None, (self.problem, fault, self._home.problem, self.controller.own_leases.notice))
         more = (notice for source in self.notice_sources for notice in source())
-        labels = self.sampling.latest.snapshot.labels
-        drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
+        snapshot = self.sampling.latest.snapshot
+        drains = (drain_notice(each, snapshot.label(each.device_id)) for each in self.ledger.read_drains())
         disks = self.controller.disk_gate.notices(self.controller.rules.host.min_free_disk_mb)
         pauses = (*self.controller.start_pauses.notices(), *disks)
         nodes = self.controller.cluster_dispatch.notices(self.clock.now())

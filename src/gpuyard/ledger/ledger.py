@@ -67,9 +67,6 @@ class Ledger:
     def leases(self) -> tuple[Lease, ...]:
         return self.contents().leases
 
-    def tickets(self) -> tuple[Ticket, ...]:
-        return self.contents().tickets
-
     def contents(self) -> LedgerContents:
         leases: list[Lease] = []
         tickets: list[Ticket] = []
@@ -291,8 +288,8 @@ def clear_devices(ledger: Ledger, names: Sequence[str | int], snapshot: Snapshot
     issues = device_issues(snapshot, marks)
     for card_id in cards:
         if card_id not in issues and snapshot.device(card_id) is not None:
-            label = snapshot.labels.get(card_id, card_id)
-            raise UserError(f"GPU {label} is not faulty", hint="`gpuyard devices` shows which GPUs are")
+            hint = "`gpuyard devices` shows which GPUs are"
+            raise UserError(f"GPU {snapshot.label(card_id)} is not faulty", hint=hint)
     for card_id in cards:
         card = snapshot.device(card_id)
         ledger.clear_health(card_id, None if card is None else card.health)

@@ -6,7 +6,7 @@ ours in it would disturb programs that fork."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -93,16 +93,23 @@ def read_host_reserved(ledger: Ledger, snapshot: Snapshot) -> HostReserved:
     return sum_reserved(HostState.of_leases(snapshot.host, view, leases))
 
 
-def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
-    contents = ledger.contents()
-    leases, tickets = contents.leases, in_queue_order(contents.tickets)
-    host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
+def read_ledger_status(ledger: Ledger, snapshot: Snapshot) -> LedgerStatus:
+    contents, config = ledger.contents(), load_config()
+    leases, most = contents.leases, config.queue.max_foreign_load_percent
+    host = HostView(limits=config.host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     view = Machine(
         now=time.time(), snapshot=snapshot, leases=leases, measured=measure(snapshot, leases),
-        foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
-        packing=Packing(max_foreign_load_percent=max_foreign_load_percent), host=host,
+        foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, most),
+        packing=Packing(max_foreign_load_percent=most), host=host,
         closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot), contents.health_marks),
     )  # fmt: skip
+    figures = ram_figures(snapshot.host, host.limits.keep_free_mb)
+    closed = () if figures is None or figures[0] >= figures[1] else (host_closed_reason(*figures),)
+    order, waiting = in_queue_order(contents.tickets), list[WaitingTicket]()
+    for position, ticket in enumerate(order):
+        ahead = tuple(active_tickets(order[:position]))
+        reasons = closed or choose(ticket.need, replace(view, ahead=ahead)).reasons
+        waiting.append(WaitingTicket(ticket=ticket, reasons=reasons))
     finders = {device.id: LeaseFinder([each for each in leases if each.on(device.id)]) for device in snapshot.devices}
     foreign_uses = [
         ForeignUse(device_id=device.id, process=process)
@@ -111,15 +118,6 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         if not finders[device.id].find(process.pid)
     ]
     return LedgerStatus(
-        snapshot=snapshot, leases=leases, measured=view.measured, waiting=tuple(_waiting(tickets, view)),
+        snapshot=snapshot, leases=leases, measured=view.measured, waiting=tuple(waiting),
         foreign_uses=tuple(foreign_uses), bad=contents.bad, host_used=host.used,
     )  # fmt: skip
-
-
-def _waiting(order: list[Ticket], view: Machine) -> Iterator[WaitingTicket]:
-    figures = ram_figures(view.snapshot.host, view.host.limits.keep_free_mb)
-    closed = () if figures is None or figures[0] >= figures[1] else (host_closed_reason(*figures),)
-    for position, ticket in enumerate(order):
-        ahead = tuple(active_tickets(order[:position]))
-        reasons = closed or choose(ticket.need, replace(view, ahead=ahead)).reasons
-        yield WaitingTicket(ticket=ticket, reasons=reasons)

@@ -70,14 +70,14 @@ class Acquisition:
         priority: int = 0,
         label: str | None = None,
         mutex_timeout_s: float = 10.0,
-        max_foreign_load_percent: float | None = None,
     ) -> None:
         self._ledger, self._look = ledger, look
         self._need, self._priority = need, priority
         self._holder = this_process(label)
         self._mutex_timeout_s, self._bans = mutex_timeout_s, CurrentBans()
-        self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
-        self._host_limits, self._host_meter = load_config().host.limits, HostMeter()
+        config = load_config()
+        self._packing = Packing(max_foreign_load_percent=config.queue.max_foreign_load_percent)
+        self._host_limits, self._host_meter = config.host.limits, HostMeter()
         self._floor_gate, self._foreign = SteadyGate(), ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: LockFile | None = None
@@ -156,8 +156,8 @@ class Acquisition:
             if self._floor_gate.is_closed:
                 self.reasons = (host_closed_reason(*figures),)
                 return None
-        bound = self._packing.max_foreign_load_percent
-        self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
+        most = self._packing.max_foreign_load_percent
+        self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), most)
         bans, ledger = self._bans.ids(self._snapshot), self._ledger
         used = {} if self._need.host is None else self._host_meter.use_of(leases)
         # Without a ticket, this process comes after all of the same priority.

@@ -214,6 +214,10 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
                 labels[device.id] = ":".join((*vendor, *card, numbers[device.id]))
         return labels
 
+    def label(self, device_id: str) -> str:
+        """Return the device's label, or its id if it has none."""
+        return self.labels.get(device_id, device_id)
+
     @cached_property
     def hiding(self) -> frozenset[str]:
         """The devices whose driver does not list all processes."""
@@ -234,10 +238,6 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
 
     def usable_devices(self) -> tuple[Device, ...]:
         """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
-        return self._usable
-
-    @cached_property
-    def _usable(self) -> tuple[Device, ...]:
         return tuple([device for device in self.unsplit_devices() if device.fault is None])
 
     def unsplit_devices(self) -> tuple[Device, ...]:

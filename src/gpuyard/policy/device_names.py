@@ -126,7 +126,7 @@ def _counts(snapshot: Snapshot) -> str:
 
 
 def _list_labels(devices: Sequence[Device], snapshot: Snapshot) -> str:
-    return ", ".join(snapshot.labels.get(each.id, each.id) for each in devices)
+    return ", ".join(snapshot.label(each.id) for each in devices)
 
 
 def find_devices(names: Sequence[int | str], snapshot: Snapshot, vendor: Vendor | None = None) -> tuple[str, ...]:

@@ -175,7 +175,6 @@ class Estimate(Struct, frozen=True, kw_only=True):
     most_s: float | None = None
 
 
-@lru_cache(maxsize=1024)
 def fingerprints(
     command: Sequence[str], cwd: str = "", configuration: str = "", vendor: str | None = None
 ) -> tuple[str, str]:

@@ -149,12 +149,23 @@ class PlacementState:
 
     def reserve_for_ticket(self, ticket: Ticket) -> None:
         """Reserve for a request in the ledger's queue what no request behind it may take."""
-        claim = self.find_claim(ticket.need)
-        self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
+        need, holder = ticket.need, ticket.holder
+        claim = self.find_claim(need)
         if claim is not None:
-            self.host.reserve(claim.host, ticket.holder)
-        elif self._has_waited(ticket):
-            self.reserve_host(ticket.need, ticket.holder)
+            self._reserve(claim.shares, holder)
+            self.host.reserve(claim.host, holder)
+            return
+        # It needs more than is free: of devices that fit now, or, after a while, of those that will.
+        has_waited = self.machine.now - ticket.since > PATIENCE_S
+        found = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]
+        if found or has_waited:
+            later = self.fitting_without_leases(need)
+            serving = self.links.serving(need, later)
+            if len(serving) >= need.devices and not self.host.excludes(need):
+                reserved = later if has_waited else found
+                self._reserve((share_of(need, each) for each in reserved if each.id in serving), holder)
+        if has_waited:
+            self.reserve_host(need, holder)
 
     def reserve(self, need: Need, holder: Holder) -> bool:
         """Reserve for the head what would serve it once leases end. Return False, and reserve none, if none would."""
@@ -220,22 +231,6 @@ class PlacementState:
     def fitting_without_leases(self, need: Need) -> list[Device]:
         """Return the devices that would fit after all leases have ended."""
         return [state.device for state in self.states.values() if self.fits(need, state.without())]
-
-    def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
-        """Return the shares to reserve for a request that needs more than is free; none if it would never fit."""
-        need = ticket.need
-        has_waited = self._has_waited(ticket)
-        now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]
-        if not now and not has_waited:
-            return ()
-        later = self.fitting_without_leases(need)
-        serving = self.links.serving(need, later)
-        if len(serving) < need.devices or self.host.excludes(need):
-            return ()
-        return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
-
-    def _has_waited(self, ticket: Ticket) -> bool:
-        return self.machine.now - ticket.since > PATIENCE_S
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:

@@ -258,16 +258,13 @@ def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Seq
     had_largest = bool(attempt.devices) and all(sizes.get(each, 0.0) >= most_mb for each in attempt.devices)
     # Less than 128 MB that others held is negligible.
     was_alone = not any(held is None or held > 128.0 for _, held in lack.others)
-    if had_largest and was_alone and (attempt.reserved_mb is None or _had_nearly(attempt, lack.shortage, most_mb)):
+    had = attempt.usage.peak_mb if attempt.usage is not None else None
+    if lack.shortage.held_mb is not None:
+        had = lack.shortage.held_mb + (lack.shortage.free_mb or 0.0)
+    had_nearly_all = attempt.reserved_mb is None or (had or 0.0) >= numbers.NEARLY_ALL * most_mb
+    if had_largest and was_alone and had_nearly_all:
         return f"out of memory even alone on the largest GPU ({format_size(most_mb)})"
     return None
-
-
-def _had_nearly(attempt: Attempt, shortage: Shortage, most_mb: float) -> bool:
-    had = attempt.usage.peak_mb if attempt.usage is not None else None
-    if shortage.held_mb is not None:
-        had = shortage.held_mb + (shortage.free_mb or 0.0)
-    return (had or 0.0) >= numbers.NEARLY_ALL * most_mb
 
 
 def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
@@ -309,9 +306,8 @@ def size_host(
 def learned_ram_mb(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the RAM of the next run by the most specific profile that says it, with its margin; None if unknown."""
     for profile in (each for each in (exact, program) if each is not None):
-        # Of runs before each was recorded, only the highest is known.
-        peaks = profile.ram_peaks_mb or (() if profile.ram_mb is None else (profile.ram_mb,))
-        is_alike = len(profile.ram_peaks_mb) > 1 and max(peaks) <= numbers.ALIKE_FACTOR * min(peaks)
+        peaks = profile.ram_peaks_mb
+        is_alike = len(peaks) > 1 and max(peaks) <= numbers.ALIKE_FACTOR * min(peaks)
         if peaks and (profile.is_exact or is_alike):
             # The part of the peak that is always added, and the part that shrinks with more runs.
             lasting, first = (0.05, 0.10) if profile.is_exact else (0.10, 0.25)
@@ -331,11 +327,7 @@ def expected_ram_before(known: KnownRuns, grantable_mb: float | None) -> float:
     for profile in (known.program, known.machine):
         if profile is not None and profile.ram_peaks_mb:
             return _round_up(statistics.median(profile.ram_peaks_mb), numbers.RAM_STEP_MB)
-    return (
-        numbers.LEAST_RAM_MB
-        if grantable_mb is None
-        else min(numbers.LEAST_RAM_MB, numbers.ASSUMED_RAM_PART * grantable_mb)
-    )
+    return min(numbers.LEAST_RAM_MB, numbers.ASSUMED_RAM_PART * (math.inf if grantable_mb is None else grantable_mb))
 
 
 def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:

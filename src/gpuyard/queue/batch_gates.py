@@ -208,7 +208,7 @@ class BatchGates:
             shown[live.job.group] = max(shown.get(live.job.group, 0.0), ram_mb or 0.0)
         for live in self._runs.values():
             assert live.job.spec.pace is not None
-            known = live.job.spec.pace.run_ram_mb or self._transitions.estimates.ram_mb(live.job)
+            known = live.job.spec.pace.run_ram_mb or self._transitions.estimates.figure(live.job, "ram_mb")
             expected = known or shown.get(live.job.group, 0.0)
             unshown += max(0.0, expected - sample.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0))
             if live.job.group == group:
@@ -228,7 +228,7 @@ class BatchGates:
         changes = [(live.attempt.since, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
             cpu_percent += sign * pacing.unshown_percent(core_percent, now - at, smoothing_s)
-            known = self._transitions.estimates.load_percent(live.job)
+            known = self._transitions.estimates.figure(live.job, "load_percent")
             load = sign * pacing.unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
             pace, need = live.job.spec.pace, live.job.spec.need
             watched = (

@@ -342,7 +342,7 @@ class _Lanes:
             if found is None:
                 power_w = None
                 if self._rules.host.max_gpu_power_w is not None:
-                    power_w = estimates.power_w(estimates.job(job.job_id))
+                    power_w = estimates.figure(estimates.job(job.job_id), "power_w")
                 found = self.facts[kind] = JobFacts(estimate=estimates.estimate_of(job.job_id), power_w=power_w)
             if lane.sizes_each and found.need is None:
                 self.facts[kind] = replace(found, need=self._need_of(job.job_id))

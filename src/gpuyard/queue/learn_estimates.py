@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -106,17 +107,10 @@ class LearnedEstimates:
     def predicted_mb(self, job: Job) -> float | None:
         return sizing.predicted_mb(*self.profiles(job))
 
-    def ram_mb(self, job: Job) -> float | None:
-        """Return the RAM that earlier runs used, or None."""
-        return next((each.ram_mb for each in self.profiles(job) if each and each.ram_mb is not None), None)
-
-    def load_percent(self, job: Job) -> float | None:
-        """Return how busy earlier runs kept a device, or None."""
-        return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
-
-    def power_w(self, job: Job) -> float | None:
-        """Return the power per GPU that earlier runs drew, or None."""
-        return next((each.power_w for each in self.profiles(job) if each and each.power_w is not None), None)
+    def figure(self, job: Job, name: Literal["ram_mb", "load_percent", "power_w"]) -> float | None:
+        """Return the RAM, the load of a device or the power per GPU of earlier runs, or None."""
+        known = (getattr(each, name) for each in self.profiles(job) if each is not None)
+        return next((figure for figure in known if figure is not None), None)
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Return the profiles of command and program, but not of runs that preallocated if the job is set not to."""

@@ -79,7 +79,7 @@ def power_limit(limit_w: float | None, transitions: JobTransitions) -> PowerLimi
     estimates, live = transitions.estimates, transitions.live.values()
     away = (JobState.SUSPENDED, JobState.RESUMING)
     running = [each for each in live if each.attempt.devices and each.job.state not in away]
-    draws = {each.job.id: _draw_w(each, estimates.power_w(each.job)) for each in running}
+    draws = {each.job.id: _draw_w(each, estimates.figure(each.job, "power_w")) for each in running}
     return PowerLimit(limit_w=limit_w, running_w=draws)
 
 

@@ -292,8 +292,8 @@ def find_blockers() -> list[UninstallBlocker]:
         found.append(UninstallBlocker(f"jobs run or wait ({text})", advice))
     own = []
     if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        ledger = Ledger(folder)
-        holders = [*(each.holder for each in ledger.leases()), *(each.holder for each in ledger.tickets())]
+        contents = Ledger(folder).contents()
+        holders = [*(each.holder for each in contents.leases), *(each.holder for each in contents.tickets)]
         own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
     if own:
         pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")

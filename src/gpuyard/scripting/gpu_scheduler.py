@@ -138,11 +138,9 @@ class GPUScheduler:
         if enclosing is not None:
             return self._enter(None, enclosing, seen)
         announce(ledger.folder)
-        bound = load_config().queue.max_foreign_load_percent
         acquisition = Acquisition(
-            ledger, snapshot, need, priority=self._priority, label=self._label, mutex_timeout_s=self._mutex_timeout_s,
-            max_foreign_load_percent=bound,
-        )  # fmt: skip
+            ledger, snapshot, need, priority=self._priority, label=self._label, mutex_timeout_s=self._mutex_timeout_s
+        )
         messages = WaitMessages(need, here, self._write, writes_changes=self._writes_changes)
         held: HeldLease | None = None
         try:

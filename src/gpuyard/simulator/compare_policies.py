@@ -28,16 +28,16 @@ from gpuyard.simulator.traces import PAIRS_FILE, Sharing, TraceJob, read_sharing
 
 def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
     """Yield the plan: the job that the file is about first, with all of its reasons."""
-    labels = file.world.machine.snapshot.labels
+    snapshot = file.world.machine.snapshot
     about = next((each for each in plan.waiting if each.lane.id == file.lane), None)
     if about is not None:
         behind = f": job {file.job_id} comes later in its lane" if about.job_id != file.job_id else ""
         yield f"job {about.job_id} waits{behind}"
-        yield from (f"  {text}" for text in group_by_device(about.reasons, labels))
+        yield from (f"  {text}" for text in group_by_device(about.reasons, snapshot.labels))
         remedies = dict.fromkeys(reason.remedy for reason in about.reasons if reason.remedy)
         yield from (f"  to change that: {remedy}" for remedy in remedies)
     for start in plan.starts:
-        where = ", ".join(labels.get(share.device_id, share.device_id) for share in start.claim.shares)
+        where = ", ".join(snapshot.label(share.device_id) for share in start.claim.shares)
         yield f"job {start.job_id} {'resumes' if start.lane.resumes else 'starts'}{f' on GPU {where}' if where else ''}"
     for preempt in plan.preempts:
         yield f"job {preempt.job_id} makes way for job {preempt.for_job}"
@@ -65,7 +65,7 @@ class ComparisonRequest(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ("fifo", "gpuyard")
     passes: int = 2
     quantum_s: float | None = None
-    traces: Path | None = None  # the files of measured programs  # the files of measured programs
+    traces: Path | None = None  # the files of measured programs
 
 
 class Compared(Struct, frozen=True, kw_only=True):

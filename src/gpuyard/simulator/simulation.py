@@ -7,7 +7,7 @@ covers all events within `quantum_s`.
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import groupby
 
 from msgspec import Struct
@@ -203,7 +203,8 @@ class Simulation:
             alike = list(group)
             job = alike[0][1]
             need = self._policy.need_of(job, max(self._sizes_mb))
-            spec = JobSpec(command=_split(job.program), cwd="/", environment={}, need=need, preempts=bool(job.urgent))
+            command = tuple(shlex.split(job.program))
+            spec = JobSpec(command=command, cwd="/", environment={}, need=need, preempts=bool(job.urgent))
             elements = [ArrayElement()] * len(alike)
             submission = Submission(token="", spec=spec, priority=job.priority, count=len(alike), elements=elements)
             request = self._requests.submit(submission, ME.user)
@@ -218,8 +219,3 @@ class Simulation:
 def _kind(arrival: Arrival) -> tuple[str, int, int, float, bool]:
     job = arrival[1]
     return job.program, job.priority, job.gpus, job.declared_mb or 0.0, bool(job.urgent)
-
-
-@lru_cache(maxsize=4096)
-def _split(program: str) -> tuple[str, ...]:
-    return tuple(shlex.split(program))

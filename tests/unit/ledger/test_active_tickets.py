@@ -34,23 +34,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def active(ledger: Ledger) -> list[str]:
-    return [ticket.id for ticket in active_tickets(ledger.tickets())]
+    return [ticket.id for ticket in active_tickets(ledger.contents().tickets)]
 
 
 def test_a_ticket_whose_process_does_not_beat_keeps_nothing_free(tmp_path: Path, clock: Clock) -> None:
     ledger = Ledger(tmp_path)
     ticket = ledger.take_ticket(ME, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
-    since = ledger.tickets()[0].since
+    since = ledger.contents().tickets[0].since
     for _ in range(4):
         clock.now += 25
         assert active(ledger) == [ticket.id]
         ticket.beat()
     clock.now += 40
     assert active(ledger) == []
-    assert [each.id for each in ledger.tickets()] == [ticket.id]
+    assert [each.id for each in ledger.contents().tickets] == [ticket.id]
     ticket.beat()
     assert active(ledger) == [ticket.id]
-    assert ledger.tickets()[0].since == since, "it lost its place"
+    assert ledger.contents().tickets[0].since == since, "it lost its place"
     ticket.release()
 
 

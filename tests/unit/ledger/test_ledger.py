@@ -71,7 +71,7 @@ def test_a_lease_is_seen_with_its_shares_and_its_holder_until_it_is_released(led
 
 
 def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path: Path) -> None:
-    assert (ledger.leases(), ledger.tickets()) == ((), ())
+    assert (ledger.leases(), ledger.contents().tickets) == ((), ())
     assert names(ledger.folder) == []
     assert Ledger(tmp_path / "nowhere").leases() == ()
 
@@ -79,13 +79,13 @@ def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path:
 def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledger) -> None:
     need = Need(devices=2, memory=FixedMemory(4096.0), only=("G0", "G1"))
     ticket = ledger.take_ticket(ME, need, 3, hold_mutex(ledger.folder, DEADLINE_S))
-    (waiting,) = ledger.tickets()
+    (waiting,) = ledger.contents().tickets
     assert (waiting.id, waiting.need, waiting.priority) == (ticket.id, need, 3)
     assert ledger.claim(ME, nothing, DEADLINE_S, ticket) is None
     assert live(ledger)[1] == (waiting,), "a refused request still waits"
     lease = ledger.claim(ME, take("G0"), DEADLINE_S, ticket)
     assert lease is not None
-    assert ledger.tickets() == ()
+    assert ledger.contents().tickets == ()
     lease.release()
 
 
@@ -163,7 +163,7 @@ def test_a_malformed_file_is_neither_lease_nor_ticket_and_is_kept_while_held(led
     lease, ticket = ledger.folder / "x.lease", ledger.folder / "x.ticket"
     with held(lease, content), held(ticket, content):
         assert live(ledger) == ((), ())
-        assert (ledger.leases(), ledger.tickets()) == ((), ())
+        assert (ledger.leases(), ledger.contents().tickets) == ((), ())
         assert (lease.read_bytes(), ticket.read_bytes()) == (content, content)
 
 
@@ -194,7 +194,7 @@ def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_file
         assert ([each.id for each in leases], [each.id for each in tickets]) == ([lease_id], [ticket_id])
         assert leases[0].holder.pid == holder.pid
         holder.kill()
-    assert (ledger.leases(), ledger.tickets()) == ((), ())
+    assert (ledger.leases(), ledger.contents().tickets) == ((), ())
     assert len(names(ledger.folder)) == 2, "a reader removes nothing"
     assert live(ledger) == ((), ())
     assert names(ledger.folder) == []

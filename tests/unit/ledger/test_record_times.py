@@ -36,7 +36,7 @@ def test_ages_are_right_after_the_clock_was_set_forward(tmp_path: Path, step_clo
     held = ledger.claim(this_process(), take("G0"), DEADLINE_S)
     assert held is not None
     step_clock(DAY_S)
-    (lease,), (found,) = ledger.leases(), ledger.tickets()
+    (lease,), (found,) = ledger.leases(), ledger.contents().tickets
     assert 0 <= time.time() - lease.since <= DEADLINE_S
     assert 0 <= time.time() - found.since <= DEADLINE_S
     waiting.release()
@@ -47,7 +47,7 @@ def test_ages_are_right_after_the_clock_was_set_back(tmp_path: Path, step_clock:
     ledger = Ledger(tmp_path)
     waiting = ledger.take_ticket(this_process(), Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     step_clock(-DAY_S)
-    (found,) = ledger.tickets()
+    (found,) = ledger.contents().tickets
     assert 0 <= time.time() - found.since <= DEADLINE_S
     waiting.release()
 

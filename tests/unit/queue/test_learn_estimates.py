@@ -23,7 +23,8 @@ def test_stored_estimates_survive_the_daemon(queue_db: QueueDb) -> None:
     estimates.save()
     after = LearnedEstimates(queue_db.store)
     assert after.profiles(job) == estimates.profiles(job)
-    assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)
+    figures = (after.figure(job, "ram_mb"), after.figure(job, "load_percent"))
+    assert (after.estimate(job).likely_s, *figures) == (30.0, 512.0, 40.0)
     assert (after.predicted_mb(job) or 0.0) > 4096.0
 
 

@@ -11,11 +11,12 @@ from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.tui import job_actions as header_view
 from gpuyard.ui.tui import job_pages
-from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, sparkline, split
+from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, split
 from gpuyard.ui.tui.job_actions import ActionNotice, describe_result
 from gpuyard.ui.tui.queue_view import Page, RowWindow, choose, move, page_of, settle, wanted
 from gpuyard.ui.tui.screen_state import ScreenState, share_out
 from gpuyard.ui.tui.terminal_text import LogText, has_colour, has_unicode
+from gpuyard.ui.views import sparkline
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 200_000)), min_size=1, max_size=6)
 NOW = "2026-11-16T02:00:00.000Z"

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
 from gpuyard.errors import AssetError, UserError
 from gpuyard.model.units import MB, parse_size
 from gpuyard.recipes.render.memory.asset_copies import Copies
@@ -38,12 +36,6 @@ from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, SkipR
 from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    budgets: Budgets
-    workers: int = assets.DEFAULT_WORKERS
-    keeps_order: bool = False
-
-
 class Coordinator:
     """`vram` and `ram` are sizes such as "44G", or numbers of MB. `working` is VRAM reserved for the renderer (default:
     measured). `actor_budget` limits the part of `vram` that actors take (default: what the scenes leave free). `device`
@@ -63,20 +55,17 @@ class Coordinator:
         actor_budget: str | float | None = None,
     ) -> None:
         budget = _nbytes("vram", vram)
-        self._settings = RunSettings(
-            budgets=Budgets(
-                vram=budget,
-                ram=_nbytes("ram", ram),
-                scene_slots=_at_least_one("scene_slots", scene_slots),
-                working=budget // assets.WORKING_PART if working is None else _nbytes("working", working, least=0),
-                actors=None if actor_budget is None else _nbytes("actor_budget", actor_budget),
-            ),
-            workers=_at_least_one("workers", workers),
-            keeps_order=order == "manifest",
+        self._budgets = Budgets(
+            vram=budget,
+            ram=_nbytes("ram", ram),
+            scene_slots=_at_least_one("scene_slots", scene_slots),
+            working=budget // assets.WORKING_PART if working is None else _nbytes("working", working, least=0),
+            actors=None if actor_budget is None else _nbytes("actor_budget", actor_budget),
         )
+        self._workers = _at_least_one("workers", workers)
         if order not in ("chosen", "manifest"):
             raise UserError(f"order is '{order}'", hint="it must be `chosen` or `manifest`")
-        self._device, self._loader = device, loader or Loader()
+        self._device, self._loader, self._keeps_order = device, loader or Loader(), order == "manifest"
         self._open = contextlib.ExitStack()
         self._memory: DeviceMemory | None = None
         self._pool: PagePool | None = None
@@ -86,9 +75,9 @@ class Coordinator:
     def __enter__(self) -> Self:
         if self._memory is not None:
             raise UserError("this coordinator is already open", hint="create another one, with its own budget")
-        budgets = self._settings.budgets
-        self._memory = self._open.enter_context(open_device(budgets.vram, self._device, ram_nbytes=budgets.ram))
-        self._pool = PagePool(self._memory.page, page_size(budgets.ram))
+        vram, ram = self._budgets.vram, self._budgets.ram
+        self._memory = self._open.enter_context(open_device(vram, self._device, ram_nbytes=ram))
+        self._pool = PagePool(self._memory.page, page_size(ram))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,8 +100,8 @@ class Coordinator:
                     raise UserError(f"two labels are named '{name}'", hint="give each label its own name")
             # Absolute, because a renderer may change the working directory.
             with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
-                self._run = RenderRun(self._settings, self._memory, self._pool, outputs)
-                return self._run.go(units, render, self._loader)
+                self._run = RenderRun(self._budgets, self._memory, self._pool, outputs)
+                return self._run.go(units, render, self._loader, self._workers, keeps_order=self._keeps_order)
         finally:
             self._is_busy.release()
 
@@ -129,15 +118,16 @@ class Coordinator:
 class RenderRun:
     """One run. While `go` runs, any thread may read its `status`, and stop the run there."""
 
-    def __init__(self, settings: RunSettings, memory: DeviceMemory, pool: PagePool, outputs: Outputs) -> None:
-        self._settings, self._memory, self._pool = settings, memory, pool
-        self._outputs = outputs
+    def __init__(self, budgets: Budgets, memory: DeviceMemory, pool: PagePool, outputs: Outputs) -> None:
+        self._budgets, self._memory, self._pool, self._outputs = budgets, memory, pool, outputs
         self._sources: dict[str, Source] = {}
         self._assets: dict[str, Asset] = {}
         self._results = LabelResults(outputs)
-        self.status = RunStatus(settings.budgets, memory, self._results)
+        self.status = RunStatus(budgets, memory, self._results)
 
-    def go(self, units: Iterable[Unit], render: Render, loader: Loader) -> RenderReport:
+    def go(
+        self, units: Iterable[Unit], render: Render, loader: Loader, workers: int, *, keeps_order: bool
+    ) -> RenderReport:
         todo = []
         for unit in map(with_keys, units):
             labels = tuple(label for label in unit.labels if not self._outputs.is_complete(label))
@@ -146,10 +136,16 @@ class RenderRun:
             if labels:
                 todo.append(Unit(scene=unit.scene, actor=unit.actor, labels=labels))
         readable = self._describe_assets(todo, loader)
-        self._work_on(self._in_order(readable), render, self._settings.workers)
+        limits = limits_of(self._assets.values(), self._budgets)
+        fitting = [unit for unit in readable if self._fits(unit, limits)]
+        # So small that all workers are busy until the end.
+        ordered = split(fitting, sum(len(unit.labels) for unit in fitting) // (4 * workers))
+        if not keeps_order:
+            ordered = choose_order(ordered, self._assets, self._budgets, workers=workers)
+        self._work_on(ordered, render, workers)
         for unit in self._results.take_postponed():
             self._memory.empty_cache()
-            if self._fits(unit, limits_of((self._assets[key] for key in keys_of(unit)), self._settings.budgets)):
+            if self._fits(unit, limits_of((self._assets[key] for key in keys_of(unit)), self._budgets)):
                 self._work_on([unit], render, 1)
         self.status.end()
         return RenderReport(status=self.status.read(), skipped=tuple(self._results.skips))
@@ -192,20 +188,11 @@ class RenderRun:
             self._results.postpone(unit, unit.labels, SkipReason(kind="too-large", reason=reason, sizes=sizes))
         return reason is None
 
-    def _in_order(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return the units that fit in the order of work, split so small that all workers are busy until the end."""
-        workers, limits = self._settings.workers, limits_of(self._assets.values(), self._settings.budgets)
-        units = [unit for unit in units if self._fits(unit, limits)]
-        small = split(units, sum(len(unit.labels) for unit in units) // (4 * workers))
-        if self._settings.keeps_order:
-            return small
-        return choose_order(small, self._assets, self._settings.budgets, workers=workers)
-
     def _work_on(self, units: Sequence[Unit], render: Render, workers: int) -> None:
         keys = sorted({key for unit in units for key in keys_of(unit)})
         copies = {key: Copies(self._assets[key], self._sources[key], self._memory, self._pool) for key in keys}
-        budgets, rounded, counts = self._settings.budgets, self._pool.rounded, self.status.counts
-        tiers = Tiers(self._memory, budgets, copies, Future(units), rounded=rounded, counts=counts)
+        rounded, counts = self._pool.rounded, self.status.counts
+        tiers = Tiers(self._memory, self._budgets, copies, Future(units), rounded=rounded, counts=counts)
         writers = OutputWriters()
         shared = (tiers, self._pool, render, self._outputs, writers, self._results)
         all_workers = [Worker(number, *shared) for number in range(workers)]
@@ -223,7 +210,6 @@ class RenderRun:
                     raise
         finally:
             tiers.close()
-            self.status.close_tiers()
             self._assets.update({key: copy.asset for key, copy in copies.items()})
 
 

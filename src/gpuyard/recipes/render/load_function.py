@@ -26,9 +26,18 @@ def find_function(option: str, text: str, called_with: tuple[str, ...]) -> Calla
         raise UserError(
             f"{option} takes the name of a module, not a file: '{module_name}'", hint=f"try {guess}:{function_name}"
         )
-    function: Callable[..., Any] = _attribute(option, _import(option, module_name), function_name)
+    module = _import(option, module_name)
+    function: Any = module
+    for part in function_name.split("."):
+        if not hasattr(function, part):
+            near = difflib.get_close_matches(part, [name for name in dir(function) if not name.startswith("_")], n=1)
+            file = getattr(module, "__file__", None)
+            hint = f"did you mean '{near[0]}'?" if near else f"the module is {file}" if file else None
+            raise UserError(f"{option}: '{module_name}' has no '{function_name}'", hint=hint)
+        function = getattr(function, part)
     _check(option, text, function, called_with)
-    return function
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def _import(option: str, name: str) -> ModuleType:
@@ -45,18 +54,6 @@ def _import(option: str, name: str) -> ModuleType:
         last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
         where = f"{last.filename}, line {last.lineno}" if last is not None else None
         raise UserError(f"{option}: cannot import {name}: {type(error).__name__}: {error}", hint=where) from error
-
-
-def _attribute(option: str, module: ModuleType, dotted: str) -> Any:
-    found: Any = module
-    for part in dotted.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")], n=1)
-            file = getattr(module, "__file__", None)
-            hint = f"did you mean '{near[0]}'?" if near else f"the module is {file}" if file else None
-            raise UserError(f"{option}: '{module.__name__}' has no '{dotted}'", hint=hint)
-        found = getattr(found, part)
-    return found
 
 
 def _check(option: str, text: str, function: Any, called_with: tuple[str, ...]) -> None:

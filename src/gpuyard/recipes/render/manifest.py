@@ -172,17 +172,6 @@ def _own_key_like(key: str) -> str | None:
     return next(iter(difflib.get_close_matches(key.lower(), _MISSED_WITHOUT, n=1, cutoff=0.8)), None)
 
 
-def _labels_of(entry: dict[str, Any]) -> list[Any]:
-    if "labels" not in entry:
-        return [entry.get("label")]
-    if "label" in entry:
-        raise UserError("it has both 'labels' and 'label'")
-    if type(entry["labels"]) is not list:
-        raise UserError(f"its labels are not a list but {_KINDS[type(entry['labels'])]}")
-    labels: list[Any] = entry["labels"]
-    return labels
-
-
 class _LabelGroup:
     """The labels of one scene and actor, whose paths are as written in the manifest."""
 
@@ -233,12 +222,16 @@ class _UnitBuilder:
         try:
             entry = _decode_entry(raw)
             group = self._group(entry)
-            labels = _labels_of(entry)
+            is_only = "labels" not in entry
+            if not is_only and "label" in entry:
+                raise UserError("it has both 'labels' and 'label'")
+            labels = [entry.get("label")] if is_only else entry["labels"]
+            if type(labels) is not list:
+                raise UserError(f"its labels are not a list but {_KINDS[type(labels)]}")
         except UserError as error:
             self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}", reason=error.message))
             return
         extras = {key: value for key, value in entry.items() if key not in _OWN_KEYS}
-        is_only = "labels" not in entry
         for position, label in enumerate(labels, 1):
             try:
                 made = group.make_label(extras, label, is_only=is_only)

@@ -82,10 +82,6 @@ class RunStatus:
             if self._is_stopped:
                 tiers.stop()
 
-    def close_tiers(self) -> None:
-        with self._lock:
-            self._tiers = None
-
     def stop(self) -> None:
         with self._lock:
             self._is_stopped = True
@@ -132,8 +128,8 @@ class RunStatus:
                 for key, units in coming.items()
                 for kind, path in (parts_of(key),)
             ),
-            moved=msgspec.convert(counts, status_file.MovedStatus, from_attributes=True),
-            counts=msgspec.convert(counts, status_file.CountsStatus, from_attributes=True),
+            moved=copy.copy(counts.moved),
+            counts=copy.copy(counts.counts),
             stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.copy().items()},
             workers=workers,
             device=self._memory.name,

@@ -51,38 +51,30 @@ class AssetReferences(msgspec.Struct, frozen=True, kw_only=True):
     units: int
 
 
-class MovedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    read_from_disk: int
-    uploaded: int
-    streamed: int
-    downloaded: int
-
-
-class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Requested assets found in VRAM, found in RAM, or read from disk; streams; and times that the device was full."""
-
-    vram_hits: int
-    ram_hits: int
-    misses: int
-    streams: int
-    out_of_memory: int
-
-
-class TransferCounts(msgspec.Struct):
-    """The counts of a run: those of MovedStatus and CountsStatus, and the stalls by cause."""
-
+class MovedStatus(msgspec.Struct, kw_only=True):
     read_from_disk: int = 0
     uploaded: int = 0
     streamed: int = 0
     downloaded: int = 0
+
+
+class CountsStatus(msgspec.Struct, kw_only=True):
+    """Requested assets found in VRAM, found in RAM, or read from disk; streams; and times that the device was full."""
+
     vram_hits: int = 0
     ram_hits: int = 0
     misses: int = 0
     streams: int = 0
     out_of_memory: int = 0
-    peak_vram: int = 0
-    peak_ram: int = 0
-    stalls_s: dict[str, float] = {}
+
+
+class TransferCounts:
+    """The counts of a run so far."""
+
+    def __init__(self) -> None:
+        self.moved, self.counts = MovedStatus(), CountsStatus()
+        self.peak_vram = self.peak_ram = 0
+        self.stalls_s: dict[str, float] = {}  # by cause
 
 
 class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from gpuyard.ui.tui.job_actions import (
 from gpuyard.ui.tui.queue_view import Row, RowKey, choose, ids_text, job_title, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.streams import MOST_MARKED, Answer, Subscriptions, Work
-from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog, question_width
+from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
 
 _TO_AN_END = 10**9
 _ACT_KEYS = {"c": "cancel", "h": "hold", "r": "release", "s": "suspend", "u": "resume", "t": "retry"}
@@ -274,7 +274,7 @@ class Top(App[None]):
             return
         act = partial(self._do, verb, [row_ids(row) for row in rows])
         if verb == "cancel":
-            width = question_width(self.size.width)
+            width = self.size.width * 9 // 10 - 6  # of a line within the box of `Question`
             self._ask(f"cancel {name_rows(verb, rows, width - len('cancel ?'))}?", act)
         else:
             self._run(act, "acts")

@@ -1,7 +1,7 @@
 """Devices as lines: a memory bar and charts of the last minutes; a second line with figures if the window is high
 enough. All pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -9,6 +9,7 @@ from rich.text import Text
 
 from gpuyard.model.units import format_gigabytes
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
+from gpuyard.ui.views import sparkline
 from gpuyard.ui.views.machine_tables import figure_text, memory_text, power_text
 
 Device = Mapping[str, Any]
@@ -20,7 +21,6 @@ BETWEEN = 3
 _USE, _POWER = 4, 9
 _STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
 _BLOCKS = {"own": "█", "kept": "▄", "others": "▒", "foreign": "×", "free": "·"}  # noqa: RUF001 - it is a sign
-_LEVELS = "▁▂▃▄▅▆▇█"
 _WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
 
 
@@ -48,13 +48,6 @@ class DevicePast:
 
     def __init__(self) -> None:
         self.use, self.power = SparklineSeries(), SparklineSeries()
-
-
-def sparkline(values: Iterable[float | None], most: float) -> str:
-    steps = len(_LEVELS) - 1
-    return "".join(
-        " " if value is None else _LEVELS[max(0, min(steps, round(value / (most or 1.0) * steps)))] for value in values
-    )
 
 
 class DeviceLayout:

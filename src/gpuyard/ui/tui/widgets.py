@@ -126,11 +126,6 @@ class TextDialog(ModalScreen[None]):
         return max(1, self.size.height - 1)
 
 
-def question_width(width: int) -> int:
-    """Return how many cells of a question fit on a line in a terminal of this width, within the box of `Question`."""
-    return width * 9 // 10 - 6
-
-
 class Question(ModalScreen[bool]):
     """A yes-or-no question; other keys are ignored."""
 

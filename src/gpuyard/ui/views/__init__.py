@@ -1,6 +1,7 @@
 """Views that commands share: devices, leases, batches, renders, reports, workspaces."""
 
 import sys
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -22,3 +23,12 @@ def bar(share: float, width: int) -> tuple[str, str]:
     share = min(1.0, max(0.0, share))
     filled = min(width - (share < 1), max(share > 0, round(share * width)))
     return "█" * filled, "░" * (width - filled)
+
+
+def sparkline(values: Iterable[float | None], most: float) -> str:
+    """Return a character for each value; blank for None."""
+    blocks = "▁▂▃▄▅▆▇█"
+    steps = len(blocks) - 1
+    return "".join(
+        " " if value is None else blocks[max(0, min(steps, round(value / (most or 1.0) * steps)))] for value in values
+    )

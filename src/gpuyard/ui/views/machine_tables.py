@@ -18,7 +18,7 @@ from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_g
 from gpuyard.policy.host_room import HostUse, format_cpus
 from gpuyard.probes.devices_and_processes import ProcessInfo
 from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_cells, lay_out, lay_out_lines, make_columns
-from gpuyard.ui.views import Frame, bar
+from gpuyard.ui.views import Frame, bar, sparkline
 
 T = TypeVar("T")
 _BAR, _SPARKLINE = 2, 5
@@ -129,7 +129,7 @@ def _device_table(
         is_known = device.memory_used_mb is not None and device.memory_total_mb
         row.insert(_BAR, "".join(bar(share, width)) if is_known else UNKNOWN)
         if history is not None:
-            row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width))
+            row.insert(_SPARKLINE, sparkline(history.get(device.id, [])[-width:], 100.0).rjust(width))
         by_use: dict[str, str | None] = {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
         styles.append(by_use if device.healthy else {column.heading: "red" for column in columns})
     return lay_out_lines(columns, rows, frame.width, styles=styles)
@@ -151,11 +151,8 @@ def _process_table(
         for process in sorted(device.processes or (), key=lambda process: -(process.memory_mb or 0.0))
     ]
     shown, more = _first(rows, height)
-    return [(), *table_lines(_PROCESS_COLUMNS, shown, frame), *_more_line(more, "process")] if shown else []
-
-
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame) -> list[Line]:
-    return lay_out_lines(columns, rows, frame.width)
+    lines = lay_out_lines(_PROCESS_COLUMNS, shown, frame.width)
+    return [(), *lines, *_more_line(more, "process")] if shown else []
 
 
 def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
@@ -169,13 +166,6 @@ def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
 def _more_line(more: int, what: str) -> list[Line]:
     plural = "" if more == 1 else "es" if what.endswith("s") else "s"
     return [((f"and {more} more {what}{plural}: enlarge the window to see them", "dim"),)] if more else []
-
-
-def _sparkline(values: Sequence[float | None], width: int) -> str:
-    blocks = "▁▂▃▄▅▆▇█"
-    steps = len(blocks) - 1
-    latest = [" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values[-width:]]
-    return "".join(latest).rjust(width)
 
 
 _MEANINGS = {
@@ -194,7 +184,7 @@ def topology_lines(snapshot: Snapshot) -> list[str]:
     devices, topology = snapshot.unsplit_devices(), snapshot.topology
     if not devices:
         return ["No GPU found. `gpuyard doctor` shows what was tried."]
-    labels = [snapshot.labels.get(device.id, device.id) for device in devices]
+    labels = [snapshot.label(device.id) for device in devices]
     texts = [
         ["X" if one is other else link_text(topology.link(one.id, other.id)) for other in devices] for one in devices
     ]
@@ -228,12 +218,12 @@ def lease_lines(
         # Without the columns of RAM and CPUs where no lease has them.
         shown = [at for at in range(len(_LEASES)) if at not in (7, 8) or any(lease.host for lease in status.leases)]
         rows = [[row[at] for at in shown] for row in (_lease_row(lease, status) for lease in status.leases)]
-        lines = table_lines([_LEASES[at] for at in shown], rows, frame)
+        lines = lay_out_lines([_LEASES[at] for at in shown], rows, frame.width)
     lines += [((_waiting_line(waiting, status), None),) for waiting in status.waiting]
     lines += [(("! ", "yellow"), (text, None)) for text in ignored_texts(status.bad)]
     rows = [
         [
-            _label(use.device_id, status),
+            status.snapshot.label(use.device_id),
             str(use.process.pid),
             processes.get(use.process.pid, ProcessInfo()).user or UNKNOWN,
             format_size(use.process.memory_mb),
@@ -242,7 +232,7 @@ def lease_lines(
         ]
         for use in status.foreign_uses
     ]
-    return [*lines, (), *table_lines(_FOREIGN, rows, frame)] if rows else lines
+    return [*lines, (), *lay_out_lines(_FOREIGN, rows, frame.width)] if rows else lines
 
 
 def ignored_texts(bad: Sequence[BadRecord]) -> list[str]:
@@ -271,7 +261,7 @@ def _lease_row(lease: Lease, status: LedgerStatus) -> list[str]:
     is_exclusive = any(each.is_exclusive for each in lease.shares)
     return [
         lease.id,
-        ",".join(_label(each.device_id, status) for each in lease.shares) or UNKNOWN,
+        ",".join(status.snapshot.label(each.device_id) for each in lease.shares) or UNKNOWN,
         lease.holder.user,
         str(lease.holder.pid),
         format_duration(time.time() - lease.since),
@@ -287,15 +277,11 @@ def _waiting_line(waiting: WaitingTicket, status: LedgerStatus) -> str:
     holder = waiting.ticket.holder
     label = f" ({holder.label})" if holder.label else ""
     reasons = "; ".join(
-        f"GPU {_label(reason.device_id, status)}: {reason.text}" if reason.device_id else reason.text
+        f"GPU {status.snapshot.label(reason.device_id)}: {reason.text}" if reason.device_id else reason.text
         for reason in waiting.reasons
     )
     waited, need = format_duration(time.time() - waiting.ticket.since), _need_text(waiting.ticket.need)
     return f"waiting {waited}: {holder.user}, pid {holder.pid}{label} for {need}: {reasons or 'about to start'}"
-
-
-def _label(device_id: str, status: LedgerStatus) -> str:
-    return status.snapshot.labels.get(device_id, device_id)
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -88,19 +88,20 @@ class Tiers:
         has too little memory for it after all."""
         with self._changed:
             self._full.pop(key, None)
+            counts = self.counts.counts
             if self._vram.get(key) is Stage.THERE:
-                self.counts.vram_hits += 1
+                counts.vram_hits += 1
             elif key in self._vram or self._ram.get(key) is Stage.THERE:
-                self.counts.ram_hits += 1
+                counts.ram_hits += 1
             else:
-                self.counts.misses += 1
+                counts.misses += 1
             while (loan := self._try_to_lend(key)) is None:
                 cause, started = self.waits.get(key, StallCause.UPLOAD), time.monotonic()
                 self._changed.wait()
                 stalls = self.counts.stalls_s
                 stalls[str(cause)] = stalls.get(cause, 0.0) + time.monotonic() - started
             self._users.lend(loan, key, number)
-            self.counts.streams += loan.is_streamed
+            counts.streams += loan.is_streamed
             self._update_peaks()
             return loan
 
@@ -135,8 +136,8 @@ class Tiers:
 
     def count_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
         with self._changed:
-            self.counts.streamed += nbytes
-            self.counts.read_from_disk += nbytes if is_from_disk else 0
+            self.counts.moved.streamed += nbytes
+            self.counts.moved.read_from_disk += nbytes if is_from_disk else 0
 
     def _step(self) -> TransferPlan:
         requested = self._users.requested()
@@ -260,7 +261,7 @@ class Tiers:
         if error is None:
             assert copies.pages is not None
             self._ram[key] = Stage.THERE
-            self.counts.read_from_disk += copies.pages.nbytes
+            self.counts.moved.read_from_disk += copies.pages.nbytes
             self._resize(copies, copies.pages.nbytes, max(layout.nbytes for layout in copies.layouts))
             return
         del self._ram[key]
@@ -301,7 +302,7 @@ class Tiers:
         if error is None:
             self._vram[key] = Stage.THERE
             self._refused.discard(key)
-            self.counts.uploaded += self._assets[key].nbytes
+            self.counts.moved.uploaded += self._assets[key].nbytes
             return
         del self._vram[key]
         if (full := as_device_full(error)) is None:
@@ -314,7 +315,7 @@ class Tiers:
         self._drop_vram(key)
         if error is None:
             self._ram[key] = Stage.THERE
-            self.counts.downloaded += self._assets[key].nbytes
+            self.counts.moved.downloaded += self._assets[key].nbytes
         else:
             del self._ram[key]
 
@@ -328,7 +329,7 @@ class Tiers:
     def short(self) -> Iterator[None]:
         """Promote nothing ahead of time in the `with` block: it would use the memory that was just freed."""
         with self._changed:
-            self.counts.out_of_memory += 1
+            self.counts.counts.out_of_memory += 1
             self._short += 1
         try:
             yield
@@ -373,6 +374,9 @@ class Tiers:
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
         self._parts.close()
+        with self._changed:
+            self._vram.clear()
+            self._ram.clear()
         for copies in self._copies.values():
             copies.drop_vram()
             copies.drop_ram()

@@ -149,8 +149,7 @@ def choose_vram(device: str) -> Budget:
     machine = snapshot()
     _, devices = choose_vendor(Need(), visible_devices(machine), machine)
     free = [mb for each in devices if (mb := each.memory_free_mb) is not None]
-    has_device = is_simulated() or torch_with_gpu(device) is not None
-    if not free or not has_device:
+    if not free or not (is_simulated() or torch_with_gpu(device) is not None):
         available = _available_ram_mb(machine, "--vram-budget")
         return Budget(mb=available * 0.25, why="a quarter of the available RAM")
     return Budget(mb=max(free) * 0.8, why="80% of the free memory of the device with the most")

@@ -146,10 +146,16 @@ class TransferPlan:
             self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at, is_ahead=True)
 
     def _promote_requested(self, asset: Asset) -> None:
-        if asset.kind is Kind.ACTOR and (self._is_always_streamed(asset) or not self._could_fit_beside_held(asset)):
-            self._stream(asset)
-            return
-        victims = self._vram_victims(asset, self._state.requested[asset.key])
+        requested = self._state.requested
+        if asset.kind is Kind.ACTOR:
+            idle = self._idle(requested[asset.key], Kind.ACTOR)
+            coming = [key for key, stage in self._vram.items() if stage is Stage.COMING and key not in requested]
+            gains = sum(map(self._amount, [*idle, *coming]), start=self._leaving)
+            # Beside the actors that are held it does not fit.
+            if self._is_always_streamed(asset) or (self._missing(asset) - gains).is_positive:
+                self._stream(asset)
+                return
+        victims = self._vram_victims(asset, requested[asset.key])
         if victims is None:
             is_slot = asset.kind is Kind.SCENE and self._missing(asset).slots > 0
             self._wait_for_vram(asset, StallCause.SLOT if is_slot else StallCause.VRAM)
@@ -208,13 +214,6 @@ class TransferPlan:
     def _worth_keeping(self, key: str) -> tuple[float, float, str]:
         distance = self._state.need_at(key) - self._state.now
         return -distance * self._state.assets[key].nbytes, -distance, key
-
-    def _could_fit_beside_held(self, actor: Asset) -> bool:
-        requested = self._state.requested
-        idle = self._idle(requested[actor.key], Kind.ACTOR)
-        coming = [key for key, stage in self._vram.items() if stage is Stage.COMING and key not in requested]
-        gains = sum(map(self._amount, [*idle, *coming]), start=self._leaving)
-        return not (self._missing(actor) - gains).is_positive
 
     def _vram_victims(self, asset: Asset, at: float) -> list[str] | None:
         """Return the copies to evict for an asset, besides those that leave already; None if that is not enough."""

@@ -67,12 +67,12 @@ def run(typed: Typed) -> int:
     if snapshot.is_mixed:
         preferred = load_config().devices.vendor
         need, _ = choose_vendor(Need(), snapshot.usable_devices(), snapshot, banned=banned, preferred=preferred)
-        own = [_label(each.id, snapshot) for each in snapshot.unsplit_devices() if each.is_integrated]
+        own = [snapshot.label(each.id) for each in snapshot.unsplit_devices() if each.is_integrated]
         note = f"; integrated graphics: {', '.join(own)}" if own else ""
         say(f"Programs get {need.vendor} GPUs unless they name others, with --vendor or --device{note}")
     for device_id, reason in closed_devices(snapshot, drains, banned).items():
         if reason.kind is not ReasonKind.UNHEALTHY:  # its line is below
-            say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
+            say(f"{paint('!', 'yellow')} GPU {snapshot.label(device_id)} is {reason.text}")
     say(*(f"{paint('!', 'yellow')} {line}" for line in health_lines(issues, snapshot)))
     return 0
 
@@ -80,7 +80,7 @@ def run(typed: Typed) -> int:
 def _run_clear(typed: Typed) -> int:
     snapshot = take_snapshot()
     ids = clear_devices(open_ledger(), typed.arguments, snapshot)
-    lines = (f"GPU {_label(device_id, snapshot)} is cleared: work starts there again" for device_id in ids)
+    lines = (f"GPU {snapshot.label(device_id)} is cleared: work starts there again" for device_id in ids)
     return say_answer(typed, {"cleared": ids}, *lines)
 
 
@@ -88,7 +88,7 @@ def health_lines(issues: Mapping[str, Sequence[HealthIssue]], snapshot: Snapshot
     for device in snapshot.devices:
         if device.parent is None:
             for issue in issues.get(device.id, ()):
-                yield f"GPU {_label(device.id, snapshot)} is {describe_issue(issue)}; {issue.remedy}"
+                yield f"GPU {snapshot.label(device.id)} is {describe_issue(issue)}; {issue.remedy}"
 
 
 def drain(names: Sequence[str], typed: Typed) -> int:
@@ -99,7 +99,7 @@ def drain(names: Sequence[str], typed: Typed) -> int:
     for each in drains:
         parts = (each.device_id, *(device.id for device in snapshot.devices if device.parent == each.device_id))
         left = sum(any(lease.on(part) is not None for part in parts) for lease in held)
-        label, still = _label(each.device_id, snapshot), "it has no leases"
+        label, still = snapshot.label(each.device_id), "it has no leases"
         if left:
             still = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
         lines.append(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
@@ -109,12 +109,8 @@ def drain(names: Sequence[str], typed: Typed) -> int:
 def undrain(names: Sequence[str], typed: Typed) -> int:
     snapshot = take_snapshot()
     ids = undrain_devices(open_ledger(), names, snapshot)
-    lines = (f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids)
+    lines = (f"GPU {snapshot.label(device_id)}: work starts there again" for device_id in ids)
     return say_answer(typed, {"undrained": ids}, *lines)
-
-
-def _label(device_id: str, snapshot: Snapshot) -> str:
-    return snapshot.labels.get(device_id, device_id)
 
 
 _DEVICES = Arguments("ID...", least=1, is_many=True)

@@ -25,7 +25,7 @@ from gpuyard.ledger.ledger import Ledger, LedgerContents
 from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.neighbours import describe, find_neighbours
 from gpuyard.model.lease import Drain
-from gpuyard.model.machine_snapshot import HealthMark, Host, IssueKind, Snapshot, Vendor, snapshot_as_dict
+from gpuyard.model.machine_snapshot import Device, Host, IssueKind, Snapshot, Vendor, snapshot_as_dict
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count, format_size
 from gpuyard.policy.device_health import closed_devices, describe_drain, device_issues
@@ -56,10 +56,19 @@ def run(typed: Typed) -> int:
     plugged = gpus_on_pci()
     engines = list(check_engines())
     contents = _read_ledger()
-    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad), *ram_limit_notices()]
-    notices += suspend_notices(checks)
-    faults, alarms = _health_texts(checks, contents.health_marks)
-    notices += alarms
+    devices: dict[str, Device] = {}
+    for check in checks:
+        for device in check.devices or ():
+            devices.setdefault(device.id, device)
+    seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
+    # A lost GPU has its own line already.
+    faults, alarms = (
+        health_lines({name: [each for each in found if each.is_fault is is_fault and each.kind is not IssueKind.LOST]
+                      for name, found in device_issues(seen, contents.health_marks).items()}, seen)
+        for is_fault in (True, False)
+    )  # fmt: skip
+    notices = [*_closed_texts(seen, contents.drains), *ignored_texts(contents.bad), *ram_limit_notices()]
+    notices += [*suspend_notices(checks), *alarms]
     advice = [*find_advice(checks, plugged), *faults] + [
         str(each.problem) for each in engines if each.problem and not (each.is_absent or each.is_unreachable)
     ]
@@ -121,31 +130,16 @@ def _read_ledger() -> LedgerContents:
         return LedgerContents()  # commands that need the directory say so
 
 
-def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
-    devices = {device.id: device for check in checks for device in check.devices or ()}
-    seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
-    config = load_config().devices
+def _closed_texts(seen: Snapshot, drains: Sequence[Drain]) -> list[str]:
+    config, names = load_config().devices, {device.id: device.name for device in seen.devices}
     closed = closed_devices(seen, drains, config.banned_ids(seen))
-    lines = [f"GPU {seen.labels.get(each) or each} ({devices[each].name or each}) is {reason.text}"
+    lines = [f"GPU {seen.label(each)} ({names[each] or each}) is {reason.text}"
              for each, reason in closed.items() if reason.kind is not ReasonKind.UNHEALTHY]  # fmt: skip
     lines += [f"{drain.device_id} (not found on this machine) is {describe_drain(drain)}"
-              for drain in drains if drain.device_id not in devices]  # fmt: skip
+              for drain in drains if drain.device_id not in names]  # fmt: skip
     unmatched = [str(name) for name in config.banned if not banned_ids([name], (), seen)]
     lines += [f"[devices] banned names {name}, but this machine has no such GPU" for name in unmatched]
     return lines
-
-
-def _health_texts(checks: list[Checkup], marks: Sequence[HealthMark]) -> tuple[list[str], list[str]]:
-    """Return a line for each fault of a GPU, and for each alarm. A lost GPU has its own line already."""
-    devices = {device.id: device for check in reversed(checks) for device in check.devices or ()}
-    seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
-    found = device_issues(seen, marks).items()
-    faults, alarms = (
-        {name: [each for each in issues if each.is_fault is is_fault and each.kind is not IssueKind.LOST]
-         for name, issues in found}
-        for is_fault in (True, False)
-    )  # fmt: skip
-    return list(health_lines(faults, seen)), list(health_lines(alarms, seen))
 
 
 def _ledger_advice() -> list[str]:

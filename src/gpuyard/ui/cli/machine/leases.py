@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.config import load_config
 from gpuyard.errors import UserError
 from gpuyard.ledger.ledger import Ledger, open_ledger
 from gpuyard.ledger.ledger_mutex import find_closed_parent, make_shared_directory
@@ -25,7 +24,7 @@ from gpuyard.ui.views.machine_tables import lease_lines
 def run(typed: Typed) -> int:
     ledger = open_ledger()
     machine = snapshot(typed.values()["deadline"])
-    status = read_ledger_status(ledger, machine, load_config().queue.max_foreign_load_percent)
+    status = read_ledger_status(ledger, machine)
     processes = describe_processes({use.process.pid for use in status.foreign_uses})
     idle_s = idle_seconds(machine)
     if typed.flag("json"):

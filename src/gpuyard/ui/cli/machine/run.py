@@ -162,10 +162,7 @@ def _candidates(typed: Options, seen: Snapshot) -> list[Device]:
 def _wait(typed: Options, program: str, ledger: Ledger, need: Need, seen: Snapshot) -> HeldLease:
     """Wait for the lease. Standard error shows what is missing: a line updated in place, a new line in a pipe."""
     label = typed["label"] or os.path.basename(program)
-    bound = load_config().queue.max_foreign_load_percent
-    acquisition = Acquisition(
-        ledger, snapshot, need, priority=typed["priority"], label=label, max_foreign_load_percent=bound
-    )
+    acquisition = Acquisition(ledger, snapshot, need, priority=typed["priority"], label=label)
     in_place = is_terminal(sys.stderr)
     write = _write_in_place if in_place else print_to_stderr
     messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)

@@ -47,12 +47,22 @@ def run(command: Typed) -> int:
     with forgiving_errors():
         with reserve_stdout(as_json=typed["json"]):
             ran = _run(command.arguments[0], typed)
-        is_printed = _print(ran, typed)
+        status, skipped, bad = ran.report.status, ran.report.skipped, ran.manifest.bad
+        is_interrupted = status.state == "interrupted"
+        is_incomplete = bool(skipped or bad or is_interrupted)
+        is_printed = _print(ran, typed, "red" if is_incomplete else "green")
         for fault in ran.faults:
             note(f"gpuyard: {fault}")
-        if (problem := _problem(ran)) is not None:
-            note(f"gpuyard: error: {problem}")
-        return _exit_status(ran, is_printed=is_printed)
+        # The first error, on one line: the job's reason if this is a job (`model/error_line.py`).
+        if skipped:
+            reason = clean(f"{len(skipped):,} of {status.labels:,} labels skipped: {skipped[0].reason}")
+            note(f"gpuyard: error: {reason}")
+        elif bad:
+            note(f"gpuyard: error: {clean(f'{ran.manifest.path}, {bad[0].place}: {bad[0].reason}')}")
+        if is_interrupted and ran.signals:
+            note("gpuyard: run the same command with --resume to render the rest")
+            return 128 + ran.signals[0]
+        return EXIT_FAULT if is_incomplete or ran.faults or not is_printed else 0
 
 
 class _Ran(NamedTuple):
@@ -152,7 +162,7 @@ def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[li
                 signal.signal(signum, handler)
 
 
-def _print(ran: _Ran, typed: Options) -> bool:
+def _print(ran: _Ran, typed: Options, style: str) -> bool:
     from gpuyard.ui.views.render_view import summary_lines
 
     try:
@@ -160,31 +170,12 @@ def _print(ran: _Ran, typed: Options) -> bool:
             say_json({"out": ran.out, **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
         else:
             first, *others = summary_lines(ran.report, ran.manifest.bad, ran.out)
-            say(paint(first, "red" if _is_incomplete(ran) else "green"), *others)
+            say(paint(first, style), *others)
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout.fileno())
         return False
     return True
-
-
-def _problem(ran: _Ran) -> str | None:
-    """Return the first error, on one line: the job's reason if this is a job (`model/error_line.py`)."""
-    skipped, bad = ran.report.skipped, ran.manifest.bad
-    if skipped:
-        return clean(f"{len(skipped):,} of {ran.report.status.labels:,} labels skipped: {skipped[0].reason}")
-    return clean(f"{ran.manifest.path}, {bad[0].place}: {bad[0].reason}") if bad else None
-
-
-def _is_incomplete(ran: _Ran) -> bool:
-    return bool(ran.report.skipped or ran.manifest.bad or ran.report.status.state == "interrupted")
-
-
-def _exit_status(ran: _Ran, *, is_printed: bool) -> int:
-    if ran.report.status.state == "interrupted" and ran.signals:
-        note("gpuyard: run the same command with --resume to render the rest")
-        return 128 + ran.signals[0]
-    return EXIT_FAULT if _is_incomplete(ran) or ran.faults or not is_printed else 0
 
 
 def _read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
@@ -230,7 +221,7 @@ def _run_profile(options: Typed) -> int:
     manifest, loader, device = options.arguments[0], options.text("loader"), options.values()["device"]
     as_json = options.flag("json")
     need_numpy()
-    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
+    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise, size_option
 
     with reserve_stdout(as_json=as_json):
         read = _read_manifest(manifest)
@@ -239,15 +230,20 @@ def _run_profile(options: Typed) -> int:
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=DEFAULT_WORKERS, overhead=overhead)
-    typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)
+    vram_nbytes, ram_nbytes = int(vram.mb) << 20, int(ram.mb) << 20
+    command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
+    command += [] if loader is None else ["--loader", loader]
+    command += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram_nbytes, advice.vram_least)))]
+    command += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram_nbytes, advice.ram_least)))]
+    typed = shlex.join(command)
     if as_json:
         measured = {"assets": to_builtins(assets), "advice": to_builtins(advice)}
         say_json({"device": profiler.name, **measured, "command": typed})
     else:
         _say_assets(assets, os.path.dirname(os.path.abspath(manifest)))
         _say_advice(advice, typed)
-        for what, least, budget in (("VRAM", advice.vram_least, vram), ("RAM", advice.ram_least, ram)):
-            if least > int(budget.mb) << 20:
+        for what, least, free in (("VRAM", advice.vram_least, vram_nbytes), ("RAM", advice.ram_least, ram_nbytes)):
+            if least > free:
                 note(f"gpuyard: {format_bytes(least)} of {what} is more than this machine has free now")
     return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
 
@@ -266,16 +262,6 @@ def _measured(profiler: "Profiler", manifest: Manifest) -> "list[AssetProfile]":
                 text = f"{len(measured):,} of {len(assets):,} assets measured"
                 shown.draw([progress_head("", len(measured) / len(assets), text, "green", shown.frame())])
     return measured
-
-
-def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
-    from gpuyard.recipes.render.profile_assets import size_option
-
-    command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
-    command += [] if loader is None else ["--loader", loader]
-    command += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram, advice.vram_least)))]
-    command += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram, advice.ram_least)))]
-    return shlex.join(command)
 
 
 def _say_assets(assets: "Sequence[AssetProfile]", folder: str) -> None:

@@ -79,8 +79,8 @@ def test_a_scene_is_lent_to_several_workers_and_uploaded_once(asset_files: Asset
         assert first.copies.buffer is second.copies.buffer
         tiers.give_back(first)
         assert content(tiers, second) == asset_files.right(Unit(scene=asset_files.scenes[0], labels=()))
-        assert tiers.counts.uploaded == first.copies.asset.nbytes
-        figures = tiers.counts
+        assert tiers.counts.moved.uploaded == first.copies.asset.nbytes
+        figures = tiers.counts.counts
         assert figures.misses + figures.ram_hits + figures.vram_hits == 2
         assert figures.vram_hits >= 1
         tiers.give_back(second)
@@ -111,7 +111,7 @@ def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(asse
             loan = take_scene(tiers)
             assert content(tiers, loan) == asset_files.right(Unit(scene=asset_files.scenes[number], labels=()))
             tiers.give_back(loan)
-        assert tiers.counts.read_from_disk == sum(map(asset_files.nbytes, asset_files.scenes))
+        assert tiers.counts.moved.read_from_disk == sum(map(asset_files.nbytes, asset_files.scenes))
 
 
 def test_a_waiting_worker_gets_nothing_when_the_run_is_stopped(
