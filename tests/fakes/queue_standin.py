@@ -117,7 +117,8 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
         "log_cap_mb": 256.0, "output": None, "error_output": None, "values": {}, "environment_names": ["HOME", "TOKEN"],
         "dropped": [],
         "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
-        "growth": None, "advice": [],
+        "growth": None, "advice": [], "not_before": None, "resubmitted_from": None,
+        "code": {"text": None, "script": None, "snapshot": None, "snapshot_exists": None},
         "memory": {"basis": "declared", "given_mb": 8192.0, "alone": False, "runs": None, "same_command": None},
     }  # fmt: skip
     return {**row(job_id, state), **known, **facts}

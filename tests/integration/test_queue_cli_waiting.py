@@ -25,7 +25,8 @@ def daemon(own_home: Path) -> Iterator[StandIn]:
 
 def waited(*, left: int = 0, running: int = 0, succeeded: int = 0, failed: int = 0) -> dict[str, Any]:
     """An answer of GET /wait; only the last one (`left` = 0) counts succeeded and failed jobs."""
-    answer = {"done": not left, "left": left, "running": running, "selection": "1-50"}
+    how = {"selection": "1-50", "chosen_by": "ids", "is_stuck": False}
+    answer = {"done": not left, "left": left, "running": running, **how}
     if left:
         return answer
     who = [{"id": n, "state": "failed", "outcome": "failed", "reason": f"exit {n}"} for n in range(1, failed + 1)]
@@ -219,4 +220,8 @@ def status(home: Path) -> dict[str, Any]:
         "pid": 4242, "version": "0.1.0", "started_at": "2026-01-02T03:04:05.678Z", "uptime_s": 75.0, "paused": True,
         "socket": str(home / "daemon.sock"), "state_dir": str(home), "draining": False, "step_us": None,
         "counts": counts(running=1, queued=2), "notices": ["the disk is nearly full"],
+        "kept": {
+            "database_bytes": 4096, "logs": None, "log_bytes": None, "keep_jobs_s": None, "keep_logs_s": None,
+            "keep_log_bytes": None,
+        },
     }  # fmt: skip

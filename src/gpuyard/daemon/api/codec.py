@@ -35,9 +35,10 @@ def encode(answer: Struct) -> bytes:
         return json.dumps(msgspec.to_builtins(answer)).encode()
 
 
-def copy_fields(source: object, kind: type[T], /, **others: Any) -> T:
-    """Return a `kind` with these fields; `source` has all others under the same names."""
-    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
+def copy_fields(kind: type[T], /, *sources: object, **others: Any) -> T:
+    """Return a `kind` with these fields, and all others from the first source that has one of the same name."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    same = {name: getattr(next(each for each in sources if hasattr(each, name)), name) for name in names}
     return kind(**same, **others)
 
 

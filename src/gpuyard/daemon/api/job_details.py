@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from gpuyard.daemon.api.codec import copy_fields, wall_time
 from gpuyard.daemon.job_code import CodeWatch
@@ -173,18 +173,17 @@ def make_row(
         elapsed_s = None if attempt.started is None else attempt.ran_s(now)
     elif attempt is not None and job.attempts and job.ended_at is not None:
         elapsed_s = attempt.ran_s(job.ended_at)
-    return schema.JobRow(
-        **asdict(summarise(scheduler, job, attempt, reason)),
-        name=job.spec.name,
+    return copy_fields(
+        schema.JobRow,
+        summarise(scheduler, job, attempt, reason),
+        job,
+        job.spec,
         tag=job.spec.tag or None,
-        priority=job.priority,
-        user=job.user,
         command=command,
         is_command_cut=is_cut,
         gpus=need.devices,
         vram_mb=need.required_mb,
         exclusive=isinstance(need.memory, WholeDevice),
-        learns_memory=job.spec.learns_memory,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
         estimated_mb=estimated_mb,
         gpu_labels=gpu_labels(scheduler, attempt),
@@ -192,15 +191,10 @@ def make_row(
         elapsed_s=elapsed_s,
         waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
         due_at=wall_time(scheduler, job.due_at),
-        time_limit_s=job.spec.time_limit_s,
         array=job.group,
-        index=job.index,
         engine=job.spec.engine or "local",
         place=attempt.place if attempt is not None else None,
-        resubmitted_from=job.spec.resubmitted_from,
         not_before=wall_time(scheduler, job.not_before),
-        values=job.values,
-        varies=job.spec.varies,
         group=None,
     )
 
@@ -210,9 +204,9 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
     attempts = all_attempts(scheduler, job)
     spec, growth = job.spec, job.growth
     return copy_fields(
-        spec,
         schema.JobDetails,
-        **asdict(make_row(scheduler, job, job.reason, has_whole_command=True)),
+        make_row(scheduler, job, job.reason, has_whole_command=True),
+        spec,
         failures=job.failures,
         error_output=spec.error,  # an answer with `error` is a failed request
         signal=spec.warning and warning_text(spec.warning),
@@ -223,7 +217,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
             schema.NotifyRow(events=each.events, target=each.target and redacted_target(each.target))
             for each in spec.notify
         ],
-        growth=copy_fields(growth, schema.GrownNeed, alone=growth.is_alone) if growth.count else None,
+        growth=copy_fields(schema.GrownNeed, growth, alone=growth.is_alone) if growth.count else None,
         after=[
             schema.DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
             for other, kind, state in scheduler.store.dependencies(job.id)
@@ -263,8 +257,9 @@ def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
 def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptRow:
     outcome, usage = attempt.outcome, attempt.usage or Usage()
     return copy_fields(
-        attempt,
         schema.AttemptRow,
+        attempt,
+        usage,
         lease=attempt.lease_id,
         started_at=wall_time(scheduler, attempt.started_at),
         ended_at=wall_time(scheduler, attempt.ended_at),
@@ -272,12 +267,7 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         status=outcome and outcome.status,
         reason=outcome and outcome.reason,
         error_line=outcome and outcome.error_line,
-        peaks_mb=usage.peaks_mb,
-        ram_mb=usage.ram_mb,
-        cpus_used=usage.cpus_used,
-        load_percent=usage.load_percent,
         energy=_energy(scheduler, [usage]),
-        curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
         suspended_at=wall_time(scheduler, attempt.suspended_at),
         warned_at=wall_time(scheduler, attempt.warned_at),
@@ -301,8 +291,8 @@ def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:
     seen = usage.peak_mb if short.where is ShortageKind.DEVICE else usage.ram_mb
     held = max((figure for figure in (seen, short.held_mb) if figure is not None), default=None)
     return copy_fields(
-        short,
         schema.MissingMemory,
+        short,
         held_mb=held,
         needed_mb=None if short.asked_mb is None else (held or 0.0) + short.asked_mb,
         had_mb=None if short.free_mb is None else (held or 0.0) + short.free_mb,

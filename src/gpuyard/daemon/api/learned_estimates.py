@@ -26,8 +26,8 @@ class EstimateHandler:
         for fingerprint, profile in found[:limit]:
             off = prediction_error(profile)
             row = copy_fields(
-                profile,
                 EstimateRow,
+                profile,
                 fingerprint=fingerprint,
                 kind=profile.kind,
                 runs=profile.count,
@@ -46,8 +46,8 @@ class EstimateHandler:
         self._write_down()
         page = [
             copy_fields(
-                profile,
                 LearnedProfile,
+                profile,
                 fingerprint=fingerprint,
                 kind=profile.kind,
                 runs=profile.count,
@@ -78,8 +78,8 @@ class EstimateHandler:
         except (ValueError, OverflowError):
             raise UserError(f"seen_at: '{sent.seen_at}' is not a time", hint="send it as it was exported") from None
         return copy_fields(
-            sent,
             Profile,
+            sent,
             label=printable(sent.label),
             is_exact=sent.kind == "command",
             is_of_any=sent.kind == "machine",

@@ -201,8 +201,8 @@ def _arrange(
     counted = count_rows(spans, rows)
     stretches = [
         copy_fields(
-            run,
             TimelineRun,
+            run,
             command=run.command if len(run.command) <= 300 else f"{run.command[:300]}…",
             lane=span.lane,
             row=row,

@@ -8,9 +8,9 @@ import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS, ROWS_AT_ONCE, wall_time
+from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS, ROWS_AT_ONCE, copy_fields, wall_time
 from gpuyard.daemon.api.explain_wait import explain_briefly
 from gpuyard.daemon.api.job_details import figures_of, gpu_labels, last_attempt, make_row, summarise
 from gpuyard.daemon.api.slow_requests import ThreadedReader
@@ -178,7 +178,7 @@ class JobGroups:
             run = scheduler.store.job(each)
             if run is not None and each in page.cells:
                 plain = make_row(scheduler, run, explain_briefly(scheduler, run))
-                runs.append(SweepRun(**asdict(plain), cells=page.cells[each]))
+                runs.append(copy_fields(SweepRun, plain, cells=page.cells[each]))
         return SweepPage(
             id=group.first,
             name=job.spec.name,
@@ -232,13 +232,14 @@ class JobGroups:
             seconds = None  # that the last attempt took
             if job.started_at is not None and job.ended_at is not None and job.state is not JobState.REJECTED:
                 seconds = round(max(0.0, job.ended_at - job.started_at), 3)
-            row = BatchRunRow(
-                **asdict(summarise(self._scheduler, job, last_attempt(self._scheduler, job), job.reason)),
+            row = copy_fields(
+                BatchRunRow,
+                summarise(self._scheduler, job, last_attempt(self._scheduler, job), job.reason),
+                job,
                 index=job.values.get("index"),
                 seed=job.values.get("seed"),
                 is_finished=job.state in FINISHED,
                 is_live=job.state in LIVE,
-                attempts=job.attempts,
                 seconds=seconds,
             )
             runs.append(row)
@@ -277,15 +278,15 @@ class JobGroups:
         attempt = last_attempt(scheduler, job)
         usage = attempt.usage if attempt is not None else None
         estimates = scheduler.controller.transitions.estimates
-        return TaskRow(
-            **asdict(summarise(scheduler, job, attempt, explain_briefly(scheduler, job))),
-            config=task.config,
-            workspace=task.workspace,
+        return copy_fields(
+            TaskRow,
+            summarise(scheduler, job, attempt, explain_briefly(scheduler, job)),
+            task,
+            job,
             is_live=job.state in LIVE and job.state is not JobState.PENDING,
             is_waiting=job.state in WAITING or job.state is JobState.PENDING,
             is_finished=job.state in FINISHED,
             attempt=job.attempts,
-            priority=job.priority,
             place=attempt.place if attempt is not None else None,
             gpu_labels=gpu_labels(scheduler, attempt),
             elapsed_s=None

@@ -248,14 +248,14 @@ class DeviceList:
 def disk_rows(scheduler: SchedulerLoop) -> list[machine.DiskRow]:
     least_mb = scheduler.controller.rules.host.min_free_disk_mb
     watched = scheduler.controller.disk_gate.watched()
-    return [copy_fields(each.figure, machine.DiskRow, what=each.what, min_free_mb=least_mb) for each in watched]
+    return [copy_fields(machine.DiskRow, each.figure, what=each.what, min_free_mb=least_mb) for each in watched]
 
 
 def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
     issues = users.issues.get(device.id, ())
     return copy_fields(
-        device,
         machine.DeviceRow,
+        device,
         label=users.snapshot.labels.get(device.id),
         numa_node=users.snapshot.topology.nodes.get(device.id),
         linked_to=[users.snapshot.labels.get(each, each) for each in users.snapshot.topology.linked_to(device.id)],

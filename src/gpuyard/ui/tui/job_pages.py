@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpuyard.model.units import format_time
 from gpuyard.ui.cli.jobs.explain import detailed_lines
-from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
+from gpuyard.ui.cli.jobs.show import fact_lines, sections
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.device_view import legend
 
@@ -67,11 +67,7 @@ def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int) -> lis
     details = dict(job)
     facts = fact_lines(details)
     lines = [_fact(line) for line in facts if not line.startswith(_LAST)]
-    heading, *attempts = attempt_lines(details, width)
-    if attempts:
-        lines += [Text(), Text(heading, "dim"), *map(Text, attempts)]
-    lines += map(Text, memory_lines(details, width))
-    lines += map(Text, advice_lines(details))
+    lines += [Text(line, style or "") for line, style in sections(details, width)]
     lines += [Text(), Text("history", "dim")]
     for event in history["events"]:
         lines.append(Text(clean(f"{format_time(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from typing import Any
 
-from gpuyard.model.units import UNKNOWN, format_co2e, format_count, format_duration, format_energy, format_money
+from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_energy
+from gpuyard.ui.cli.jobs.job_text import cost_texts
 from gpuyard.ui.cli.text_table import GAP, Column, Line, Span, clean, cut, lay_out_lines, make_columns
 from gpuyard.ui.views import Frame
 
@@ -103,12 +104,14 @@ def _energy(energy: Answer) -> str:
     """Return what the energy cost, and how many GPU-hours worked and were idle."""
     if energy["kwh"] is None:
         return "no energy was measured: the GPUs report neither energy nor power, or no job ran on one"
-    cost = None if energy["cost"] is None else format_money(energy["cost"], clean(energy["currency"]))
-    co2e = None if energy["co2e_kg"] is None else format_co2e(energy["co2e_kg"] * 1000)
     worked, idle = hours_text(energy["worked_gpu_hours"]), hours_text(energy["idle_gpu_hours"])
     hours = f"the GPUs worked for {worked} GPU-hours, and were held idle for {idle}"
     unknown = f"not measured for {hours_text(energy['unknown_gpu_hours'])}" if energy["unknown_gpu_hours"] else None
-    return "; ".join(filter(None, [", ".join(filter(None, [cost, co2e])), hours, unknown]))
+    return "; ".join(filter(None, [", ".join(_costs(energy)), hours, unknown]))
+
+
+def _costs(energy: Answer) -> list[str]:
+    return cost_texts(energy, None if energy["co2e_kg"] is None else energy["co2e_kg"] * 1000)
 
 
 def _cause_text(cause: Answer) -> str:
@@ -282,12 +285,7 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
     yield ()
     hours, energy = summary["gpu_hours"], summary["energy"]
     figures = [f"{hours:,.1f} GPU-hours" if hours >= 0.05 or not hours else f"{hours * 60:.1f} GPU-minutes"]
-    if energy["kwh"] is not None:
-        figures.append(format_energy(energy["kwh"] * 3_600_000))
-    if energy["cost"] is not None:
-        figures.append(format_money(energy["cost"], clean(energy["currency"])))
-    if energy["co2e_kg"] is not None:
-        figures.append(format_co2e(energy["co2e_kg"] * 1000))
+    figures += [*([] if energy["kwh"] is None else [_kwh(energy)]), *_costs(energy)]
     yield ((f"Used: {', '.join(figures)}", None),)
 
 

@@ -4,7 +4,7 @@ the page of jobs that `queue` prints, the runs of a sweep or an array, and what 
 
 import sys
 
-from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_size
+from gpuyard.model.units import UNKNOWN, format_co2e, format_count, format_duration, format_money, format_size
 from gpuyard.ui.cli.command_grammar import Answer, Typed
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean, make_columns
@@ -160,6 +160,12 @@ def figures_text(job: "Mapping[str, Any]") -> str:
                                    f"{value_text(each['most'])})")
         for name, each in job.get("figures", {}).items()
     )  # fmt: skip
+
+
+def cost_texts(energy: "Mapping[str, Any]", co2e_g: float | None) -> list[str]:
+    """Return what energy cost, and how much CO2e it caused, as far as that is known."""
+    money = None if energy["cost"] is None else format_money(energy["cost"], clean(energy["currency"]))
+    return list(filter(None, [money, None if co2e_g is None else format_co2e(co2e_g)]))
 
 
 def value_text(value: float | None) -> str:

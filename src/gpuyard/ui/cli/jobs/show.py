@@ -3,24 +3,22 @@
 from gpuyard.model.option import Option
 from gpuyard.model.units import (
     UNKNOWN,
-    format_co2e,
     format_count,
     format_cpu_numbers,
     format_duration,
     format_energy,
-    format_money,
     format_size,
     format_time,
 )
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
-from gpuyard.ui.cli.jobs.job_text import figures_text, gpu_text, progress_text, result_text, where_text
+from gpuyard.ui.cli.jobs.job_text import cost_texts, figures_text, gpu_text, progress_text, result_text, where_text
 from gpuyard.ui.cli.terminal import paint, terminal_size
 from gpuyard.ui.cli.text_table import clean, join_cells, lay_out, make_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 VERB = Verb(
@@ -41,50 +39,40 @@ def run(typed: Typed) -> int:
 
 
 def _lines(job: Answer) -> "Iterator[str]":
-    width = terminal_size()[0]
     yield from fact_lines(job)
-    heading, *attempts = attempt_lines(job, width)
-    if attempts:
-        yield from ("", paint(heading, "dim"), *attempts)
+    yield from (paint(line, style) if style else line for line, style in sections(job, terminal_size()[0]))
+
+
+def sections(job: Answer, width: int | None) -> "Iterator[tuple[str, str | None]]":
+    """Yield the lines below the facts, each with its style: attempts, what clusters were sent, memory, advice."""
+    cells = []
     for attempt in job["attempts"]:
-        if attempt["request"] is not None:
-            yield ""
-            yield f"attempt {attempt['number']} was sent to {attempt['engine']} as: {clean(attempt['request']['text'])}"
-            for name, origin in attempt["request"]["origins"].items():
-                yield f"  {name}: {clean(origin)}"
-    yield from memory_lines(job, width)
-    yield from advice_lines(job)
-
-
-def attempt_lines(job: Answer, width: int | None) -> list[str]:
-    cells = [
-        (
+        result = result_text(attempt) if attempt["lack"] is None else "out of memory"  # with details below
+        cells.append((
             str(attempt["number"]),
             UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
             format_time(attempt["started_at"]),
             format_time(attempt["ended_at"]),
             attempt["place"] or ",".join(gpu_text(device, job, "") for device in attempt["devices"]) or UNKNOWN,
-            job["state"]
-            if attempt["ended_at"] is None
-            else result_text(attempt)
-            if attempt["lack"] is None
-            else "out of memory",  # memory_lines prints the details
-        )
-        for attempt in job["attempts"]
-    ]
-    return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width)]
-
-
-def advice_lines(job: Answer) -> "Iterator[str]":
+            job["state"] if attempt["ended_at"] is None else result,
+        ))  # fmt: skip
+    heading, *lines = (join_cells(line) for line in lay_out(_ATTEMPTS, cells, width))
+    if lines:
+        yield from (("", None), (heading, "dim"))
+    for attempt in job["attempts"]:
+        if (sent := attempt["request"]) is not None:
+            lines += ["", f"attempt {attempt['number']} was sent to {attempt['engine']} as: {clean(sent['text'])}"]
+            lines += [f"  {name}: {clean(origin)}" for name, origin in sent["origins"].items()]
+    lines += _memory_lines(job, width)
     for text in job["advice"]:
-        yield ""
-        yield f"note: {clean(text)}"
+        lines += ["", f"note: {clean(text)}"]
+    yield from ((line, None) for line in lines)
 
 
 def fact_lines(job: Answer) -> list[str]:
     """Return `name: value` lines in the order in which people look for them, without options that were not given."""
     ended, host = job["ended_at"] is not None, job["need"].get("host") or {}
-    ram_mb, retries, not_before = host.get("ram_mb"), job["retries"], job.get("not_before")
+    ram_mb, retries, not_before, code = host.get("ram_mb"), job["retries"], job["not_before"], job["code"]
     before = {
         "job": str(job["id"]),
         "name": job["name"],
@@ -94,7 +82,9 @@ def fact_lines(job: Answer) -> list[str]:
         "command": job["command"],
         "resubmitted from": f"job {job['resubmitted_from']}" if job.get("resubmitted_from") else None,
         "directory": job["cwd"],
-        **_code_facts(job.get("code")),
+        "code": code["text"],
+        "script": code["script"],
+        "snapshot": "removed" if code["snapshot"] and not code["snapshot_exists"] else code["snapshot"],
         "container": _container(job.get("container")),
         "array": None if job["array"] is None else str(job["array"]),
         "index": None if job["index"] is None else str(job["index"]),
@@ -165,14 +155,6 @@ def _option_facts(job: Answer) -> dict[str, str]:
 _WRITTEN: "dict[str, Callable[[Any], str]]" = {"size": format_size, "time": format_duration, "texts": ", ".join}
 
 
-def _code_facts(code: "Mapping[str, Any] | None") -> dict[str, str | None]:
-    """Return the facts about a job's code; none from a daemon that does not know them."""
-    if code is None:
-        return {}
-    is_gone = code["snapshot"] is not None and not code["snapshot_exists"]
-    return {"code": code["text"], "script": code["script"], "snapshot": "removed" if is_gone else code["snapshot"]}
-
-
 def _memory(memory: Answer, growth: Answer | None) -> str:
     """Return the memory that the next attempt gets on each GPU, and where that figure comes from."""
     given, runs = memory["given_mb"], memory["runs"]
@@ -212,7 +194,7 @@ def _container(container: Answer | None) -> str | None:
 _ROWS, _MARGIN = 3, 2
 
 
-def memory_lines(job: Answer, width: int | None) -> "Iterator[str]":
+def _memory_lines(job: Answer, width: int | None) -> "Iterator[str]":
     for attempt in job["attempts"]:
         figures = list(_figures(attempt, job))
         if not figures and attempt["lack"] is None:
@@ -249,11 +231,7 @@ def _figures(attempt: Answer, job: Answer) -> "Iterator[str]":
 
 def energy_text(energy: Answer) -> str:
     """Return the energy with what it cost, such as `0.42 kWh (0.13 EUR, 147 g CO2e)`."""
-    costs = []
-    if energy["cost"] is not None:
-        costs.append(format_money(energy["cost"], clean(energy["currency"])))
-    if energy["co2e_g"] is not None:
-        costs.append(format_co2e(energy["co2e_g"]))
+    costs = cost_texts(energy, energy["co2e_g"])
     return format_energy(energy["joules"]) + (f" ({', '.join(costs)})" if costs else "")
 
 

@@ -46,7 +46,7 @@ def run(typed: Typed) -> int:
     with RetryingClient() as queue:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
         answer = _request(queue, selection_text(typed.arguments), 0.0, shell)
-        chosen_by = answer.get("chosen_by", "ids")
+        chosen_by = answer["chosen_by"]
         if chosen_by == "all" and answer["selection"]:
             note(f"gpuyard: this shell has submitted no jobs: waiting for all {answer['left']} that are unfinished now")
         elif chosen_by != "ids" and not answer["selection"]:
@@ -77,7 +77,7 @@ def _request(queue: RetryingClient, ids: str, timeout_s: float, shell: "Sequence
 
 
 def _is_over(answer: Answer) -> bool:
-    return answer["done"] or bool(answer.get("is_stuck"))
+    return bool(answer["done"] or answer["is_stuck"])
 
 
 def _write_progress(text: str) -> None:
@@ -95,7 +95,7 @@ def _report(answer: Answer) -> int:
         note(f"gpuyard: {job['id']} {job['state']}{f': {why}' if why not in (None, job['state']) else ''}")
     if (more := answer["failed_count"] - _MOST_NAMED) > 0:
         note(f"gpuyard: and {more} more; `gpuyard queue --state failed,cancelled,rejected` lists them")
-    if answer.get("is_stuck"):
+    if answer["is_stuck"]:
         count = answer["stuck_count"]
         note(f"gpuyard: {format_count(count, 'job')} will not start by {'itself' if count == 1 else 'themselves'}")
         for job in answer["stuck"][:_MOST_NAMED]:

@@ -28,18 +28,14 @@ def _run_in_foreground(_: Typed) -> int:
 def _start(typed: Typed) -> int:
     from gpuyard.client.autostart import start_daemon
 
-    def ask_status() -> Answer:
-        with connect(start=False) as client:
-            status: Answer = client.request("GET", "/status")
-            return status
-
-    is_new = start_daemon()
-    try:
-        status = ask_status()
-    except NoDaemon:  # it was ending, and still accepted connections
-        is_new = start_daemon()
-        status = ask_status()
-    return say_answer(typed, status, f"daemon {'started' if is_new else 'already running'} (pid {status['pid']})")
+    while True:
+        how = "started" if start_daemon() else "already running"
+        try:
+            with connect(start=False) as client:
+                status = client.request("GET", "/status")
+            return say_answer(typed, status, f"daemon {how} (pid {status['pid']})")
+        except NoDaemon:  # it was ending, and still accepted connections
+            continue
 
 
 def _adopt(typed: Typed) -> int:
@@ -120,7 +116,7 @@ def _status(typed: Typed) -> int:
         f"queue: {', '.join(counts) or 'empty'}{pauses}",
         f"socket: {status['socket']}",
         f"files: {status['state_dir']}",
-        *([f"kept: {_kept(status)}"] if "kept" in status else []),  # an older daemon does not say
+        f"kept: {_kept(status)}",
         *(f"! {notice}" for notice in status["notices"]),
     )
 
