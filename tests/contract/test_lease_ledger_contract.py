@@ -171,7 +171,7 @@ def leased(ledger: LeaseLedger) -> list[str]:
     return sorted(share.device_id for lease in live_records(ledger)[0] for share in lease.shares)
 
 
-def test_all_wanted_claims_are_granted_and_visible_to_every_daemon(place: Place) -> None:
+def test_claims_are_granted_and_visible_to_every_daemon(place: Place) -> None:
     mine, other = place.ledger(), place.ledger()
     first, second = mine.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1", label="job 2")])
     assert [share.device_id for share in first.lease.shares] == ["SIM-0"]
@@ -180,53 +180,57 @@ def test_all_wanted_claims_are_granted_and_visible_to_every_daemon(place: Place)
     assert leased(other) == ["SIM-0", "SIM-1"]
     for held in (first, second):
         held.release()
-    assert leased(other) == []
+    assert leased(other) == [], "all wanted claims are granted and visible to every daemon"
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
+    [seen] = live_records(ledger)[0]
+    assert seen.holder.label == held.lease.holder.label == "job 7"
+    assert msgspec.structs.asdict(seen)["shares"] == held.lease.shares, "leases are listed with their holders"
+    held.release()
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
+    measured = ledger.measure(place.snapshot(), live_records(ledger)[0])
+    assert measured == {(held.lease.id, device): 0.0 for device in DEVICES}
+    held.release()
+    assert ledger.measure(place.snapshot(), ()) == {}, "a lease that uses no memory yet is measured as zero"
 
 
-def test_a_decision_sees_the_leases_granted_before(place: Place) -> None:
+def test_a_decision_sees_earlier_leases_and_grants_nothing_if_it_fails(place: Place) -> None:
     ledger = place.ledger()
     [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     [later] = ledger.grant(
         lambda leases, tickets: [wanted("SIM-1")] if [one.id for one in leases] == [held.lease.id] else []
     )
-    assert leased(ledger) == ["SIM-0", "SIM-1"]
+    assert leased(ledger) == ["SIM-0", "SIM-1"], "a decision sees the leases granted before"
     held.release()
     later.release()
 
-
-def test_a_decision_that_fails_grants_nothing(place: Place) -> None:
     def fail(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[WantedClaim]:
         raise RuntimeError("no")
 
     ledger = place.ledger()
     with pytest.raises(RuntimeError):
         ledger.grant(fail)
-    assert leased(ledger) == []
+    assert leased(ledger) == [], "a decision that fails grants nothing"
 
 
-def test_a_lease_that_was_handed_over_lives_as_long_as_the_process_that_inherited_it(place: Place) -> None:
+def test_a_lease_lives_as_long_as_a_process_that_inherited_it(place: Place) -> None:
     ledger = place.ledger()
     [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.leave()
     assert leased(ledger) == ["SIM-0"]
     place.kill(pid)
-    assert leased(ledger) == []
-
-
-def test_a_lease_that_no_process_inherited_ends(place: Place) -> None:
+    assert leased(ledger) == [], "a lease that was handed over lives as long as the process that inherited it"
     ledger = place.ledger()
     [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.leave()
-    assert leased(ledger) == []
-
-
-def test_releasing_a_lease_ends_it_for_processes_that_inherited_it_too(place: Place) -> None:
+    assert leased(ledger) == [], "a lease that no process inherited ends"
     ledger = place.ledger()
     [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.release()
-    assert leased(ledger) == []
+    assert leased(ledger) == [], "releasing a lease ends it for processes that inherited it too"
     place.kill(pid)
 
 
@@ -252,45 +256,22 @@ def test_a_ticket_is_visible_to_all_and_kept_while_the_need_is_the_same(place: P
     mine.return_ticket()
     assert mine.my_ticket() is None
     assert live_records(other)[1] == ()
-
-
-def test_another_need_takes_another_ticket(place: Place) -> None:
     ledger = place.ledger()
     ledger.take_ticket(Need(devices=1), 0, "job 1")
     before = ledger.my_ticket()
     ledger.take_ticket(Need(devices=2), 0, "job 2")
     [seen] = live_records(ledger)[1]
     assert seen.id == ledger.my_ticket() != before
-    assert seen.need.devices == 2
+    assert seen.need.devices == 2, "another need takes another ticket"
     ledger.return_ticket()
-
-
-def test_a_lease_that_uses_no_memory_yet_is_measured_as_zero(place: Place) -> None:
-    ledger = place.ledger()
-    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
-    measured = ledger.measure(place.snapshot(), live_records(ledger)[0])
-    assert measured == {(held.lease.id, device): 0.0 for device in DEVICES}
-    held.release()
-    assert ledger.measure(place.snapshot(), ()) == {}
-
-
-def test_leases_are_listed_with_their_holders(place: Place) -> None:
-    ledger = place.ledger()
-    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
-    [seen] = live_records(ledger)[0]
-    assert seen.holder.label == held.lease.holder.label == "job 7"
-    assert msgspec.structs.asdict(seen)["shares"] == held.lease.shares
-    held.release()
-
-
-# Amending leases
 
 
 def part(device_id: str, memory_mb: float) -> Share:
     return Share(device_id=device_id, memory_mb=memory_mb, is_exclusive=False)
 
 
-def test_an_amended_lease_has_the_new_shares(place: Place) -> None:
+def test_an_amended_lease_has_the_new_shares_while_it_lives(place: Place) -> None:
+    # An amended lease has the new shares.
     mine, other = place.ledger(), place.ledger()
     [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     shares = (part("SIM-0", 512.0),)
@@ -298,6 +279,20 @@ def test_an_amended_lease_has_the_new_shares(place: Place) -> None:
     [seen] = live_records(other)[0]
     assert (seen.id, seen.shares, seen.holder.label) == (held.lease.id, shares, "job 7")
     held.release()
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
+    amended = WantedClaim(claim=Claim(shares=()), amends=held.lease.id)
+    [fresh] = ledger.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
+    [seen] = live_records(ledger)[0]
+    assert seen.id == fresh.lease.id, "one decision can amend a lease and grant a new one"
+    fresh.release()
+    held.release()
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
+    held.release()
+    again = WantedClaim(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
+    assert not ledger.grant(lambda leases, tickets: [again])
+    assert leased(ledger) == [], "amending an ended lease changes nothing"
 
 
 def test_a_lease_amended_to_nothing_is_hidden_until_it_has_shares_again(place: Place) -> None:
@@ -316,24 +311,4 @@ def test_a_lease_amended_to_nothing_is_hidden_until_it_has_shares_again(place: P
     assert [lease.id for lease in live_records(ledger)[0]] == [held.lease.id]
     assert leased(ledger) == ["SIM-1"]
     place.kill(pid)
-    assert leased(ledger) == []
-
-
-def test_one_decision_can_amend_a_lease_and_grant_a_new_one(place: Place) -> None:
-    ledger = place.ledger()
-    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
-    amended = WantedClaim(claim=Claim(shares=()), amends=held.lease.id)
-    [fresh] = ledger.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
-    [seen] = live_records(ledger)[0]
-    assert seen.id == fresh.lease.id
-    fresh.release()
-    held.release()
-
-
-def test_amending_an_ended_lease_changes_nothing(place: Place) -> None:
-    ledger = place.ledger()
-    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
-    held.release()
-    again = WantedClaim(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
-    assert not ledger.grant(lambda leases, tickets: [again])
     assert leased(ledger) == []

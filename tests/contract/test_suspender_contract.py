@@ -179,7 +179,7 @@ def needs(attempt: Attempt) -> dict[str, float]:
     return dict.fromkeys(attempt.devices, HELD_MB)
 
 
-def test_memory_leaves_the_device_and_comes_back(place: Place) -> None:
+def test_memory_leaves_the_device_and_comes_back_however_often_it_is_asked(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     assert suspender.refusal(attempt, place.snapshot()) is None
     assert suspender.moved() == []
@@ -191,11 +191,8 @@ def test_memory_leaves_the_device_and_comes_back(place: Place) -> None:
     moved = place.next_result(suspender)
     assert (moved.is_resumed, moved.is_done, moved.is_ruined) == (True, True, False)
     assert place.used_mb() == HELD_MB
-    assert suspender.moved() == []
-
-
-def test_repeated_suspend_and_resume_requests_succeed(place: Place) -> None:
-    attempt, suspender = place.attempt(), place.suspender()
+    assert suspender.moved() == [], "memory leaves the device and comes back"
+    # Repeated suspend and resume requests succeed.
     for _ in range(2):
         suspender.suspend(attempt)
         assert place.next_result(suspender).is_done
@@ -204,6 +201,14 @@ def test_repeated_suspend_and_resume_requests_succeed(place: Place) -> None:
         suspender.resume(attempt, needs(attempt))
         assert place.next_result(suspender).is_done
         assert place.used_mb() == HELD_MB
+    first, second = suspender, place.suspender()
+    first.suspend(attempt)
+    second.suspend(attempt)
+    assert place.next_result(second).is_done
+    assert place.used_mb() == 0.0
+    second.resume(attempt, needs(attempt))
+    assert place.next_result(second).is_done
+    assert place.used_mb() == HELD_MB, "the next daemon finds a requested suspend done"
 
 
 def test_a_resume_without_free_memory_changes_nothing_and_may_be_repeated(place: Place) -> None:
@@ -232,27 +237,12 @@ def test_a_resume_forced_without_free_memory_ruins_the_attempt(place: Place) -> 
     assert place.next_result(suspender).is_ruined, "even when there is enough free memory again"
 
 
-def test_the_next_daemon_finds_a_requested_suspend_done(place: Place) -> None:
-    attempt, first, second = place.attempt(), place.suspender(), place.suspender()
-    first.suspend(attempt)
-    second.suspend(attempt)
-    assert place.next_result(second).is_done
-    assert place.used_mb() == 0.0
-    second.resume(attempt, needs(attempt))
-    assert place.next_result(second).is_done
-    assert place.used_mb() == HELD_MB
-
-
-def test_suspending_an_attempt_that_has_ended_fails(place: Place) -> None:
+def test_an_attempt_that_has_ended_or_is_unseen_is_refused(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
+    unseen = Snapshot(taken_at=None, host=Host())
+    assert suspender.refusal(attempt, unseen) is not None, "an attempt on an unseen device is refused"
     place.kill(attempt)
     suspender.suspend(attempt)
     moved = place.next_result(suspender)
     assert (moved.is_done, moved.is_ruined) == (False, False)
-    assert moved.text
-
-
-def test_an_attempt_on_an_unseen_device_is_refused(place: Place) -> None:
-    attempt, suspender = place.attempt(), place.suspender()
-    unseen = Snapshot(taken_at=None, host=Host())
-    assert suspender.refusal(attempt, unseen) is not None
+    assert moved.text, "suspending an attempt that has ended fails"

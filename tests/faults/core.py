@@ -44,7 +44,7 @@ FAULTS = (
         old="return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)",
         new="return 0.0",
         breaks="Jobs without an estimate are packed as if each stayed below what is expected of it.",
-        near=("tests/unit/policy/test_expected_peak.py",),
+        near=("tests/unit/policy/test_newcomer.py",),
     ),
     Fault(
         id="core-backfill-delays-head",
@@ -222,7 +222,7 @@ FAULTS = (
         old="return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)",
         new="return outcome.kind in (OutcomeKind.NEVER_STARTED,)",
         breaks="A job that had succeeded before the machine rebooted runs a second time.",
-        near=("tests/unit/model/test_crash_recovery.py",),
+        near=("tests/unit/model/test_retry.py",),
     ),
     Fault(
         id="core-one-rerun-too-many",
@@ -264,7 +264,7 @@ FAULTS = (
         old="return figure > (limit - margin if was_above else limit)",
         new="return figure > limit",
         breaks="A CPU load just around its limit lets jobs through at every second sample.",
-        near=("tests/unit/policy/test_load_gates_hysteresis.py",),
+        near=("tests/unit/policy/test_load_gates.py",),
     ),
     Fault(
         id="core-two-batches-start-by-one-sample",
@@ -305,7 +305,7 @@ FAULTS = (
         old="part = UNLISTED_PART if device.hides_processes else TINY_PART",
         new="part = TINY_PART",
         breaks="On a laptop with a desktop, no job that needs the whole GPU ever starts.",
-        near=("tests/unit/policy/test_hidden_processes.py",),
+        near=("tests/unit/policy/test_device_memory.py",),
     ),
     Fault(
         id="core-reservation-covers-the-memory-of-a-desktop",
@@ -313,7 +313,7 @@ FAULTS = (
         old="self.foreign_mb = max(self.foreign_mb, min(before, used))",
         new="self.foreign_mb = max(self.foreign_mb, min(0.0, before))",
         breaks="If the driver hides processes, jobs are promised memory that a desktop holds.",
-        near=("tests/unit/policy/test_hidden_processes.py",),
+        near=("tests/unit/policy/test_device_memory.py",),
     ),
     Fault(
         id="core-job-goes-to-integrated-graphics-while-the-driver-hangs",

@@ -5,7 +5,7 @@ from tests.faults.fault import Fault
 _GUARD, _CARDS = "src/gpuyard/policy/memory_guards.py", "src/gpuyard/queue/guard_memory.py"
 _GUARD_TESTS = ("tests/unit/policy/test_memory_guard.py",)
 _CARD_TESTS = ("tests/unit/queue/test_guard_memory.py",)
-_WATCH_TESTS = ("tests/unit/policy/test_watch_rate.py",)
+_WATCH_TESTS = ("tests/unit/policy/test_usage_curve.py",)
 
 _WHEN_THE_GUARD_ACTS = (
     Fault(

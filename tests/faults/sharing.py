@@ -2,7 +2,7 @@
 
 from tests.faults.fault import Fault
 
-_PEAK_TESTS = ("tests/unit/policy/test_expected_peak.py",)
+_PEAK_TESTS = ("tests/unit/policy/test_newcomer.py",)
 _NEWCOMER_TESTS = ("tests/unit/policy/test_newcomer.py",)
 _SHARING_TESTS = ("tests/unit/policy/test_sharing.py",)
 _ADJUST_TESTS = ("tests/unit/queue/test_adjust_leases.py",)

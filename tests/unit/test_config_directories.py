@@ -35,16 +35,14 @@ def test_the_default_is_the_platforms_directory(
     assert (config_dir(), state_dir()) == (Path(config), Path(state))
 
 
-def test_an_absolute_xdg_directory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absolute_directories_and_gpuyard_home_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An absolute xdg directory is used.
     monkeypatch.setenv("XDG_CONFIG_HOME", "/x/config")
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
     assert (config_dir(), state_dir()) == (Path("/x/config/gpuyard"), Path("/x/state/gpuyard"))
-
-
-def test_gpuyard_home_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
     monkeypatch.setenv("GPUYARD_HOME", "~/gpuyard")
-    assert config_dir() == state_dir() == Path("/home/me/gpuyard")
+    assert config_dir() == state_dir() == Path("/home/me/gpuyard"), "gpuyard home takes precedence"
 
 
 def test_a_file_that_cannot_be_opened_is_no_mistake_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,23 +45,19 @@ def test_an_error_names_its_line_its_key_and_what_it_takes(file: Path, text: str
     assert (refused.value.hint, "\n" in str(refused.value)) == (None, False)
 
 
-def test_the_vendors_are_listed(file: Path) -> None:
+def test_other_errors_name_their_line(file: Path) -> None:
+    # The vendors are listed.
     file.write_text('[devices]\nvendor = "nvida"')
     with pytest.raises(UserError, match=r":2: \[devices\] vendor takes 'nvidia' or 'amd' or .*, not 'nvida'$"):
         load_config()
-
-
-def test_a_file_that_is_not_utf_8_names_the_line(file: Path) -> None:
+    # A file that is not utf 8 names the line.
     file.write_bytes(b"[web]\n# caf\xe9\nport = 1\n")
     with pytest.raises(UserError, match=r":2: byte 0xe9 is not UTF-8; save the file as UTF-8$"):
         load_config()
-
-
-def test_broken_toml_does_not_show_the_value(file: Path) -> None:
     file.write_text('[notify]\nto = ["ntfy://hidden]')
     with pytest.raises(UserError, match=":2: this is not valid TOML at to: unterminated string") as refused:
         load_config()
-    assert "hidden" not in str(refused.value)
+    assert "hidden" not in str(refused.value), "broken toml does not show the value"
 
 
 @pytest.fixture

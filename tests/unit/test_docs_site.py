@@ -40,11 +40,9 @@ def prepared(project: Path, page: str) -> str:
     return (project / "build/docs" / page).read_text(encoding="utf-8")
 
 
-def test_the_links_of_a_page_at_the_root_are_adapted_to_its_place_on_the_site(project: Path) -> None:
-    unchanged = [
-        "[mail](mailto:a@b.c), [web](https://a.b/c#d), [here](#d)",
-        "```python\ncalls[0](event)\n```",
-    ]
+def test_links_are_adapted_to_the_site(project: Path) -> None:
+    # The links of a page at the root are adapted to its place on the site.
+    unchanged = ["[mail](mailto:a@b.c), [web](https://a.b/c#d), [here](#d)", "```python\ncalls[0](event)\n```"]
     changed = {
         "[a](docs/how-to/queue.md#submit)": "[a](../how-to/queue.md#submit)",
         "[decisions](docs/adr/)": "[decisions](../adr/index.md)",
@@ -56,9 +54,7 @@ def test_the_links_of_a_page_at_the_root_are_adapted_to_its_place_on_the_site(pr
     }
     add(project, "CONTRIBUTING.md", "\n".join([*unchanged, *changed]))
     assert prepared(project, "project/contributing.md") == "\n".join([*unchanged, *changed.values()])
-
-
-def test_a_page_in_docs_can_link_to_pages_outside_of_docs(project: Path) -> None:
+    # A page in docs can link to pages outside of docs.
     add(project, "SECURITY.md", "# Security\n")
     add(project, "docs/how-to/queue.md", "[who may](../../SECURITY.md), [why](../adr/index.md)\n")
     assert prepared(project, "how-to/queue.md") == "[who may](../project/security.md), [why](../adr/index.md)\n"
@@ -73,7 +69,8 @@ def test_the_site_has_no_internals_and_shows_links_to_them_as_text(project: Path
     assert not (project / "build/docs/internals").exists()
 
 
-def test_a_link_to_a_missing_file_is_a_problem(project: Path) -> None:
+def test_links_to_missing_files_and_images_are_problems(project: Path) -> None:
+    # A link to a missing file is a problem.
     for page in ("README.md", "ARCHITECTURE.md", "docs/how-to/queue.md"):
         add(project, page, "[gone](gone.md)\n")
     add(project, "docs/adr/index.md", "![gone](gone.png)\n")
@@ -83,25 +80,21 @@ def test_a_link_to_a_missing_file_is_a_problem(project: Path) -> None:
         "docs: ARCHITECTURE.md: gone.md does not exist",
         "docs: README.md: gone.md does not exist",
     ]
-
-
-def test_a_missing_image_is_a_problem(project: Path) -> None:
+    # A missing image is a problem.
     add(project, "src/logo.png", "")
     add(project, "ARCHITECTURE.md", "![logo](src/logo.png)\n")
     assert "ARCHITECTURE.md: the image src/logo.png is not in docs/" in problems(project, "prepare")
 
 
-def test_a_state_diagram_is_shown_as_a_table(project: Path) -> None:
+def test_diagrams_become_tables(project: Path) -> None:
     diagram = (
         "stateDiagram-v2\n    held --> queued: release\n    held --> cancelled: cancel, stop\n    cancelled --> [*]"
     )
     add(project, "ARCHITECTURE.md", f"# Life\n\n```mermaid\n{diagram}\n```\n\nend\n")
     page = prepared(project, "architecture.md")
     assert "| **held** | queued (release), cancelled (cancel, stop) |\n\nend" in page
-    assert "mermaid" not in page
-
-
-def test_a_diagram_that_the_site_cannot_show_is_a_problem(project: Path) -> None:
+    assert "mermaid" not in page, "a state diagram is shown as a table"
+    # A diagram that the site cannot show is a problem.
     add(project, "docs/how-to/queue.md", "```mermaid\ngraph TD\n    a --> b: c\n```\n")
     assert "docs/how-to/queue.md: the site can show no diagram" in problems(project, "prepare")
 
@@ -113,32 +106,25 @@ def build(project: Path, page: str) -> None:
     add(project, "site/how-to/queue/index.html", page)
 
 
-def test_a_site_with_a_complete_navigation_and_local_files_only_passes(project: Path) -> None:
-    build(project, '<script src="../../app.js"></script><a href="https://a.b/">elsewhere</a>')
-    assert problems(project, "check") == ""
-
-
-def test_a_page_that_is_not_in_the_navigation_is_a_problem(project: Path) -> None:
-    build(project, "")
-    add(project, "site/lost/index.html", "")
-    assert problems(project, "check") == "docs: lost is not in the navigation: add it to nav in zensical.toml\n"
-
-
 def test_an_entry_of_the_navigation_without_a_page_is_a_problem(project: Path) -> None:
     build(project, "")
     (project / "site/how-to/queue/index.html").unlink()
     assert problems(project, "check") == "docs: how-to/queue does not exist: remove it from nav in zensical.toml\n"
 
 
-def test_a_page_that_loads_from_another_host_is_a_problem(project: Path) -> None:
+def test_a_built_site_is_checked(project: Path) -> None:
+    assert "run make docs" in problems(project, "check"), "a site that was not built is a problem"
+    build(project, '<script src="../../app.js"></script><a href="https://a.b/">elsewhere</a>')
+    assert problems(project, "check") == "", "a site with a complete navigation and local files only passes"
+    # A page that loads from another host is a problem.
     build(project, '<script src="https://a.b/x.js"></script><link href="//a.b/x.css"><img src="http://a.b/x.png">')
     output = problems(project, "check")
     for address in ("https://a.b/x.js", "//a.b/x.css", "http://a.b/x.png"):
         assert f"docs: how-to/queue loads {address}: " in output
-
-
-def test_a_site_that_was_not_built_is_a_problem(project: Path) -> None:
-    assert "run make docs" in problems(project, "check")
+    # A page that is not in the navigation is a problem.
+    build(project, "")
+    add(project, "site/lost/index.html", "")
+    assert problems(project, "check") == "docs: lost is not in the navigation: add it to nav in zensical.toml\n"
 
 
 def test_the_property_list_for_launchd_keeps_a_daemon_running_and_leaves_its_jobs_alone() -> None:

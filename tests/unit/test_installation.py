@@ -39,24 +39,18 @@ def test_pipx_is_recognised_by_its_metadata_file_and_the_environment_is_named(tm
     )  # fmt: skip
 
 
-def test_a_uv_tool_is_recognised_by_its_receipt(tmp_path: Path) -> None:
-    (tmp_path / "uv-receipt.toml").touch()
-    found = find_installation(str(tmp_path), PYTHON)
-    assert (found.upgrade, found.remove) == ("uv tool upgrade gpuyard", "uv tool uninstall gpuyard")
-
-
-def test_pip_is_run_by_the_interpreter_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_and_pip_are_recognised_by_what_they_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pip is run by the interpreter of the environment.
     record(monkeypatch, INSTALLER="pip\n")
     found = find_installation(str(tmp_path), "/opt/my env/bin/python")
     assert found.upgrade == "'/opt/my env/bin/python' -m pip install --upgrade gpuyard"
     assert found.remove == "'/opt/my env/bin/python' -m pip uninstall gpuyard"
-
-
-def test_uv_removes_a_package_that_uv_installed_into_an_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Uv removes a package that uv installed into an environment.
     record(monkeypatch, INSTALLER="uv")
     assert find_installation(str(tmp_path), PYTHON).remove == f"uv pip uninstall --python {PYTHON} gpuyard"
+    (tmp_path / "uv-receipt.toml").touch()
+    found = find_installation(str(tmp_path), PYTHON)
+    assert (found.upgrade, found.remove) == ("uv tool upgrade gpuyard", "uv tool uninstall gpuyard")
 
 
 def test_a_checkout_with_its_own_environment_is_removed_by_make(

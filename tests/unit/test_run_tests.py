@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.known import known
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run-tests"
 FAILS_ONCE = """
 import pathlib
@@ -23,9 +25,7 @@ def test_once():
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with two groups that run at the same time."""
     loader = importlib.machinery.SourceFileLoader("run_tests", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("run_tests", loader)
-    assert spec is not None
-    module: Any = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(known(importlib.util.spec_from_loader("run_tests", loader)))
     monkeypatch.setitem(sys.modules, "run_tests", module)
     loader.exec_module(module)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -39,22 +39,15 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_a_failed_test_that_passes_alone_is_reported_as_flaky_and_the_run_succeeds(
-    runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("full", "status", "word"), [(False, 0, "green"), (True, 1, "RED")])
+def test_a_flaky_test_is_reported_and_fails_a_full_run_only(
+    runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, full: bool, status: int, word: str
 ) -> None:
     (tmp_path / "test_two.py").write_text(FAILS_ONCE)
-    assert runner.main(full=False) == 0
+    assert runner.main(full=full) == status
     *_, flaky, verdict = capfd.readouterr().out.splitlines()
     assert flaky == "flaky: test_two.py::test_once (failed beside other tests, passed alone)"
-    assert verdict.startswith("tests: green, ")
-
-
-def test_a_flaky_test_fails_a_full_run(runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test_two.py").write_text(FAILS_ONCE)
-    assert runner.main(full=True) == 1
-    *_, flaky, verdict = capfd.readouterr().out.splitlines()
-    assert flaky.startswith("flaky: test_two.py::test_once")
-    assert verdict.startswith("tests: RED, ")
+    assert verdict.startswith(f"tests: {word}, ")
 
 
 def test_a_test_that_also_fails_alone_fails_the_run_and_tests_marked_full_are_skipped(

@@ -83,8 +83,15 @@ def test_the_states_change_in_the_same_order_as_with_a_driver(owner: Owner, devi
     ]
 
 
-def test_a_process_without_a_share_has_no_state() -> None:
-    assert Simulated().state(os.getpid()) is None
+def test_what_is_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Simulated().state(os.getpid()) is None, "a process without a share has no state"
+    # An unknown device is named in the error.
+    with pytest.raises(DriverError, match="SIM-9"):
+        Simulated().free_mb("SIM-9")
+    # Without simulated devices there is no simulated driver.
+    monkeypatch.delenv("GPUYARD_SIMULATE")
+    with pytest.raises(DriverError, match="GPUYARD_SIMULATE"):
+        Simulated()
 
 
 def test_a_suspended_owner_waits_at_its_next_call(owner: Owner, devices: SimulatedDevices) -> None:
@@ -113,17 +120,6 @@ def test_a_share_that_no_longer_fits_can_never_be_restored(owner: Owner, devices
         driver.restore(owner.pid)
     assert driver.state(owner.pid) is CudaProcessState.SUSPENDED
     assert used_mb(devices) == 0
-
-
-def test_an_unknown_device_is_named_in_the_error() -> None:
-    with pytest.raises(DriverError, match="SIM-9"):
-        Simulated().free_mb("SIM-9")
-
-
-def test_without_simulated_devices_there_is_no_simulated_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUYARD_SIMULATE")
-    with pytest.raises(DriverError, match="GPUYARD_SIMULATE"):
-        Simulated()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -37,18 +37,14 @@ def test_the_named_tests_exist() -> None:
         assert not test or re.search(rf"^ *def {test}\(", path.read_text(encoding="utf-8"), re.MULTILINE), (file, test)
 
 
-def test_the_page_of_attacks_is_current() -> None:
+def test_attacks_are_many_current_and_their_limits_said() -> None:
+    # The page of attacks is current.
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.hostile.catalogue --write`"
-
-
-def test_there_are_many_attacks_and_each_says_what_it_tries() -> None:
     attacks = load_attacks()
     assert len(attacks) >= 75
-    assert len({each.tries for each in attacks}) == len(attacks)
+    assert len({each.tries for each in attacks}) == len(attacks), "there are many attacks and each says what it tries"
     assert all(each.tries and "|" not in each.tries + each.now for each in attacks)
-
-
-def test_what_remains_is_said_in_the_known_limits() -> None:
+    # What remains is said in the known limits.
     limits = section("Known limits")
     silent = {each.file for each in load_attacks() if each.verdict == "remains" and each.file not in limits}
     assert not silent, "say under Known limits what remains, and name the file"

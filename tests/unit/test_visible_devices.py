@@ -40,34 +40,21 @@ def cuda(chosen: list[Device], snapshot: Snapshot, *, by_uuid: bool = False) -> 
     return variables["CUDA_VISIBLE_DEVICES"]
 
 
-# CUDA
-
-
 def test_a_cuda_program_sees_integers_in_the_order_of_its_lease() -> None:
     assert cuda([NVIDIA[3], NVIDIA[1]], machine(*NVIDIA)) == "3,1"
+    # With by uuid whole cards are named by uuid.
+    assert cuda([NVIDIA[3], NVIDIA[1]], machine(*NVIDIA), by_uuid=True) == "GPU-dd,GPU-bb"
+    ill = device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost")
+    assert cuda([NVIDIA[2]], machine(ill, *NVIDIA[1:])) == "2", "an unhealthy card counts"
+    assert cuda([NVIDIA[2]], machine(NVIDIA[0], NVIDIA[2])) == "1", "a card that this user may not open does not count"
+    # A card that the driver no longer lists does not count.
+    gone = device(Vendor.NVIDIA, "GPU-gone", 1, fault="nvml no longer lists it")
+    assert [cuda([card], machine(*NVIDIA, gone)) for card in NVIDIA] == ["0", "1", "2", "3"]
 
 
 def test_an_inherited_variable_does_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert cuda([NVIDIA[3]], machine(*NVIDIA)) == "3"
-
-
-def test_with_by_uuid_whole_cards_are_named_by_uuid() -> None:
-    assert cuda([NVIDIA[3], NVIDIA[1]], machine(*NVIDIA), by_uuid=True) == "GPU-dd,GPU-bb"
-
-
-def test_an_unhealthy_card_counts() -> None:
-    ill = device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost")
-    assert cuda([NVIDIA[2]], machine(ill, *NVIDIA[1:])) == "2"
-
-
-def test_a_card_that_this_user_may_not_open_does_not_count() -> None:
-    assert cuda([NVIDIA[2]], machine(NVIDIA[0], NVIDIA[2])) == "1"
-
-
-def test_a_card_that_the_driver_no_longer_lists_does_not_count() -> None:
-    gone = device(Vendor.NVIDIA, "GPU-gone", 1, fault="nvml no longer lists it")
-    assert [cuda([card], machine(*NVIDIA, gone)) for card in NVIDIA] == ["0", "1", "2", "3"]
 
 
 def test_mig_instances_are_named_by_uuid_and_their_card_comes_after_the_whole_cards() -> None:
@@ -85,15 +72,17 @@ def test_a_device_without_an_nvidia_uuid_is_named_by_number(device_id: str, by_u
     assert cuda([odd], machine(*NVIDIA, odd), by_uuid=by_uuid) == "4"
 
 
-# ROCm
-
-
-def test_a_rocm_program_sees_its_devices_despite_an_inherited_hip_variable() -> None:
+def test_devices_of_other_vendors_have_variables_of_their_own() -> None:
+    # A rocm program sees its devices despite an inherited hip variable.
     chosen = [device(Vendor.AMD, "GPU-11", 1), device(Vendor.AMD, "amd-3", 3)]
     assert visible_variables(chosen, machine(*chosen)) == {
         "ROCR_VISIBLE_DEVICES": "GPU-11,3",
         "HIP_VISIBLE_DEVICES": "0,1",
     }
+    card = device(Vendor.INTEL, "0000:03:00.0", 1)
+    assert visible_variables([card], machine(card)) == {"ZE_AFFINITY_MASK": "1"}, "an Intel device is named by number"
+    # A program without devices sees none.
+    assert visible_variables([], SIMULATED) == {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 @pytest.mark.parametrize(("index", "named"), [(2, "2"), (None, "1")])
@@ -145,14 +134,6 @@ def test_hip_numbers_only_the_devices_that_rocr_left_visible(
     assert {each.id for each in visible_devices(snapshot)} == set(numbers)
 
 
-# Others, and several
-
-
-def test_an_intel_device_is_named_by_number() -> None:
-    card = device(Vendor.INTEL, "0000:03:00.0", 1)
-    assert visible_variables([card], machine(card)) == {"ZE_AFFINITY_MASK": "1"}
-
-
 @pytest.mark.parametrize(("place", "shown"), [
     (0, {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
     (1, {"ROCR_VISIBLE_DEVICES": "GPU-11", "HIP_VISIBLE_DEVICES": "0", "GPU_DEVICE_ORDINAL": "0"}),
@@ -171,13 +152,6 @@ def test_on_a_machine_with_several_vendors_the_devices_of_all_others_are_hidden(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert visible_devices(machine(*cards)) == chosen
-
-
-def test_a_program_without_devices_sees_none() -> None:
-    assert visible_variables([], SIMULATED) == {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
-
-
-# In this process
 
 
 @pytest.mark.parametrize(("visible", "numbers"), [
@@ -199,16 +173,16 @@ def test_devices_have_the_numbers_that_cuda_uses_in_this_process(
     assert {each.id for each in visible_devices(SIMULATED)} == set(numbers)
 
 
-def test_integers_given_by_the_user_count_unusable_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_count_as_the_driver_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Integers given by the user count unusable cards.
     snapshot = machine(device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost"), *NVIDIA[1:])
     assert [each.id for each in named_visible("2", snapshot)] == ["GPU-cc"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert [each.id for each in visible_devices(snapshot)] == ["GPU-cc"]
-
-
-def test_the_numbers_of_the_driver_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    visibility._driver_order.cache_clear()
     monkeypatch.setattr(visibility, "_ASK_DRIVER", "print('cc'); print('aa')")
-    assert process_numbers(machine(*NVIDIA)) == {"GPU-cc": 0, "GPU-aa": 1}
+    assert process_numbers(machine(*NVIDIA)) == {"GPU-cc": 0, "GPU-aa": 1}, "the numbers of the driver take precedence"
 
 
 def test_cuda_variables_neither_number_nor_hide_devices_of_other_vendors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from gpuyard.ledger.file_watch import FileWatch
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger_status import read_ledger_status
 from gpuyard.ledger.lock_file import LockFile
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import Need
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
+from tests.known import known
 from tests.unit.ledger import DEADLINE_S, ME, child, take
 
 _WATCHED = ("/gpuyard/ledger/", "/system/file_locks.py")
@@ -36,8 +38,7 @@ def acquire(ledger: Ledger) -> None:
 
 def test_a_waiting_process_beats_between_two_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path)
-    held = ledger.claim(ME, take("G0"), DEADLINE_S)
-    assert held is not None
+    held = known(ledger.claim(ME, take("G0"), DEADLINE_S))
     now, waits = time.monotonic(), list[float]()
     beats: list[float] = []
 
@@ -76,12 +77,7 @@ def test_nothing_starts_below_the_floor_until_it_has_been_free_for_5_s(
     available_mb, now = 9000.0, now + 1.0
     assert acquisition.attempt() is None, "a moment is not enough"
     now += 6.0
-    held = acquisition.attempt()
-    assert held is not None
-    held.release()
-
-
-# Interrupts
+    known(acquisition.attempt()).release()
 
 
 class Interruption:
@@ -174,3 +170,17 @@ def test_an_interrupt_at_any_line_leaves_nothing_held_and_raises_only_the_interr
     assert wrong == []
     assert lines > 100
     assert os.listdir(tmp_path) == []
+
+
+def test_below_the_floor_the_ram_of_the_machine_is_what_processes_wait_for(tmp_path: Path) -> None:
+    """Of 24 GB, 2 GB stay free."""
+    ledger = Ledger(tmp_path)
+    ticket = ledger.take_ticket(ME, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
+    device = Device(id="G0", vendor=Vendor.NVIDIA, index=0)
+    texts = []
+    for available_mb in (1500.0, 9000.0):
+        host = Host(memory_total_mb=24 * 1024.0, memory_available_mb=available_mb)
+        status = read_ledger_status(ledger, Snapshot(taken_at=0.0, host=host, devices=(device,)))
+        texts.append([reason.text for waiting in status.waiting for reason in waiting.reasons])
+    ticket.release()
+    assert texts == [["1.5 GB of RAM available, and 2 GB stay free"], []]

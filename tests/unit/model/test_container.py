@@ -46,15 +46,7 @@ def test_mounts_need_an_image_and_targets_are_given_once() -> None:
         parse_container(None, ["/data"], (), (), "/")
     with pytest.raises(UserError, match="/x in the container is given twice"):
         parse_container("image", ["/a:/x", "/b:/x"], (), (), "/")
-
-
-@pytest.mark.parametrize("name", ["HOME", "PATH", "LD_PRELOAD", "DOCKER_HOST", "XDG_RUNTIME_DIR"])
-def test_a_variable_of_the_tool_itself_cannot_be_set(name: str) -> None:
-    with pytest.raises(UserError, match=f"--env {name}"):
-        parse_container("image", (), (), [name], "/")
-
-
-def test_variables_of_the_hosts_software_do_not_enter_a_container() -> None:
+    # Variables of the hosts software do not enter a container.
     names = [
         "PATH",
         "LD_LIBRARY_PATH",
@@ -65,6 +57,12 @@ def test_variables_of_the_hosts_software_do_not_enter_a_container() -> None:
         "CUDA_VISIBLE_DEVICES",
     ]
     assert variables_to_pass(names) == ["CUDA_VISIBLE_DEVICES", "HOME", "WANDB_API_KEY"]
+
+
+@pytest.mark.parametrize("name", ["HOME", "PATH", "LD_PRELOAD", "DOCKER_HOST", "XDG_RUNTIME_DIR"])
+def test_a_variable_of_the_tool_itself_cannot_be_set(name: str) -> None:
+    with pytest.raises(UserError, match=f"--env {name}"):
+        parse_container("image", (), (), [name], "/")
 
 
 @pytest.mark.parametrize(

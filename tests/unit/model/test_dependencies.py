@@ -15,22 +15,23 @@ def test_an_unfinished_dependency_is_pending(kind: DependencyKind, state: JobSta
 
 
 @pytest.mark.parametrize(
-    ("kind", "met"),
-    [(OK, {JobState.SUCCEEDED}), (FAILED, {JobState.FAILED}), (ANY, set(FINISHED))],
+    ("kind", "met"), [(OK, {JobState.SUCCEEDED}), (FAILED, {JobState.FAILED}), (ANY, set(FINISHED))]
 )
 def test_each_kind_is_met_by_its_own_end_states_only(kind: DependencyKind, met: set[JobState]) -> None:
     for state in FINISHED:
         assert outlook(kind, state) is (DependencyOutlook.MET if state in met else DependencyOutlook.NEVER)
 
 
-def test_without_dependencies_a_job_may_start() -> None:
-    assert outlook_of_all([]) == (DependencyOutlook.MET, None)
-
-
 def test_all_dependencies_have_to_be_met() -> None:
+    assert outlook_of_all([]) == (DependencyOutlook.MET, None), "without dependencies a job may start"
     done, under_way = (1, OK, JobState.SUCCEEDED), (2, ANY, JobState.RUNNING)
     assert outlook_of_all([done, done]) == (DependencyOutlook.MET, None)
     assert outlook_of_all([under_way, done]) == (DependencyOutlook.PENDING, None)
+    # A set of which none failed names its jobs.
+    assert outlook_of_all([(7, FAILED, JobState.SUCCEEDED), (8, FAILED, JobState.CANCELLED)]) == (
+        DependencyOutlook.NEVER,
+        "skipped: none of the dependencies 7-8 failed (one had to)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,6 @@ def test_a_dependency_that_can_never_be_met_decides_and_gives_the_reason(
 ) -> None:
     others = [(3, OK, JobState.RUNNING), (7, kind, state), (9, ANY, JobState.SUCCEEDED)]
     assert outlook_of_all(others) == (DependencyOutlook.NEVER, why)
-
-
-# Sets of several jobs
 
 
 def model(others: list[tuple[int, DependencyKind, JobState]]) -> DependencyOutlook:
@@ -79,10 +77,3 @@ def test_sets_of_dependencies_mean_what_the_words_say(others: list[tuple[int, De
     assert found is model(others)
     assert (why is not None) == (found is DependencyOutlook.NEVER)
     assert bool(awaited(others)) or found is not DependencyOutlook.PENDING
-
-
-def test_a_set_of_which_none_failed_names_its_jobs() -> None:
-    assert outlook_of_all([(7, FAILED, JobState.SUCCEEDED), (8, FAILED, JobState.CANCELLED)]) == (
-        DependencyOutlook.NEVER,
-        "skipped: none of the dependencies 7-8 failed (one had to)",
-    )

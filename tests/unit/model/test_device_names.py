@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import UserError
+from gpuyard.model.job_spec import place_of
 from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.policy.device_names import banned_ids, check_possible, choose_vendor, find_devices
@@ -74,15 +75,13 @@ def test_on_a_machine_with_one_vendor_a_need_stays_as_it_is(snapshot: Snapshot) 
             assert choose_vendor(need, snapshot.usable_devices(), snapshot, preferred=preferred)[0] == need
 
 
-def test_a_configured_vendor_that_the_machine_lacks_is_not_replaced() -> None:
+def test_only_a_configured_and_allowed_vendor_is_the_default() -> None:
+    # A configured vendor that the machine lacks is not replaced.
     need, found = choose_vendor(Need(), [GREEN], machine(GREEN), preferred=Vendor.AMD)
     with pytest.raises(UserError, match=r"(?m)1 amd GPU needed, but only 0 can be used$"):
         check_possible(need, found, machine(GREEN))
-
-
-def test_a_banned_vendor_is_not_the_default() -> None:
     need, found = choose_vendor(Need(banned=(GREEN.id,)), [RED, GRAPHICS], DESKTOP)
-    assert (need.vendor, need.only_discrete, found) == (Vendor.AMD, True, [RED])
+    assert (need.vendor, need.only_discrete, found) == (Vendor.AMD, True, [RED]), "a banned vendor is not the default"
 
 
 def test_an_impossible_request_names_the_devices_of_each_vendor() -> None:
@@ -108,8 +107,17 @@ def test_an_index_of_several_vendors_is_refused_unless_the_vendor_is_known() -> 
         find_devices(["intel:0"], DESKTOP)
     assert refused.value.hint is not None
     assert "amd:1 (amd-card-1)" in refused.value.hint
-
-
-def test_a_ban_by_label_is_for_one_vendor_and_one_by_index_for_each() -> None:
-    assert banned_ids(["amd:0"], [], DESKTOP) == (RED.id,)
+    assert banned_ids(["amd:0"], [], DESKTOP) == (RED.id,), "a ban by label is for one vendor and one by index for each"
     assert banned_ids([0], [], DESKTOP) == (GREEN.id, RED.id)
+
+
+@pytest.mark.parametrize(("labels", "place"), [
+    ([], "cpu"),
+    (["0"], "gpu0"),
+    (["0", "3"], "gpu0_3"),
+    ([None], "gpux"),
+    (["0:1"], "gpu0-1"),
+    (["amd:0", "amd:1"], "gpu-amd-0_amd-1"),
+])  # fmt: skip
+def test_the_place_of_a_task_is_a_valid_part_of_a_tmux_session_name(labels: list[str | None], place: str) -> None:
+    assert place_of(labels) == place

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.model.error_line import LONGEST, explain_failure, find_error_line, find_last_line
+from gpuyard.model.error_line import LONGEST, explain_failure, find_device_fault, find_error_line, find_last_line
 from gpuyard.model.job import Outcome, OutcomeKind
+from tests.known import known
 
 CHAINED = "try:\n 1/0\nexcept Exception as error:\n raise RuntimeError('training failed') from error"
 TASK_GROUP = """
@@ -99,8 +100,7 @@ def test_the_error_of_a_shell_is_found(script: str, line: str) -> None:
 
 @pytest.mark.parametrize("signal", ["KILL", "SEGV"])
 def test_a_death_that_a_shell_reports_is_found(signal: str) -> None:
-    found = find_error_line([output_of("bash", "-c", f"bash -c 'kill -{signal} $$'; exit 1")])
-    assert found is not None
+    found = known(find_error_line([output_of("bash", "-c", f"bash -c 'kill -{signal} $$'; exit 1")]))
     assert {"KILL": " Killed ", "SEGV": " Segmentation fault "}[signal] in found
 
 
@@ -268,13 +268,14 @@ def test_figures_and_warnings_are_no_errors(output: str) -> None:
     assert find_error_line([output]) is None
 
 
-def test_standard_error_counts_first_and_a_cause_before_a_message() -> None:
+def test_standard_error_and_late_causes_count_first() -> None:
+    # Standard error counts first and a cause before a message.
     assert find_error_line(["ValueError: a\n", "KeyError: b\n"]) == "ValueError: a"
     assert find_error_line(["train.py: error: see the log\n", "KeyError: b\n"]) == "KeyError: b"
-
-
-def test_an_error_that_scrolled_far_away_does_not_count() -> None:
+    # An error that scrolled far away does not count.
     assert find_error_line(["ValueError: early\n" + "step\n" * 500]) is None
+    cancelled = Outcome(kind=OutcomeKind.CANCELLED, reason="cancelled")
+    assert explain_failure(cancelled, ["ValueError: x"]) == cancelled, "only a failed program is explained"
 
 
 def failed(status: int = 1, reason: str = "exit status 1") -> Outcome:
@@ -311,11 +312,6 @@ def test_the_reason_says_what_and_how(outcome: Outcome, output: str, reason: str
     assert explain_failure(outcome, [output]).reason == reason
 
 
-def test_only_a_failed_program_is_explained() -> None:
-    cancelled = Outcome(kind=OutcomeKind.CANCELLED, reason="cancelled")
-    assert explain_failure(cancelled, ["ValueError: x"]) == cancelled
-
-
 PIECES = st.lists(
     st.sampled_from([
         "Traceback (most recent call last):\n", "ValueError: ", "ValueError", "\r", "\n", "\x1b[31m", "\x1b]0;t\x07",
@@ -345,3 +341,39 @@ def test_any_output_gives_a_printable_line_of_bounded_length(texts: list[str], r
 def test_a_hostile_output_is_read_in_linear_time(output: str) -> None:
     """A pattern of quadratic time would run into the time limit of the tests: 65 kB are read."""
     assert find_error_line([output]) is None or len(find_error_line([output]) or "") <= LONGEST
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "torch.AcceleratorError: CUDA error: no CUDA-capable device is detected",
+        "CUDA error 46: all CUDA-capable devices are busy or unavailable",
+        "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error",
+        "Unable to determine the device handle for GPU 0000:01:00.0: GPU is lost.  Reboot the system to recover",
+        "RuntimeError: No HIP GPUs: no ROCm-capable device is detected",
+        "HW Exception by GPU node-1 (Agent handle: 0x5578) reason :GPU Hang",
+    ],
+)
+def test_errors_of_the_driver_and_the_hardware_are_recognised(line: str) -> None:
+    assert find_device_fault(f"epoch 3\n{line}\ntearing down\n") == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: CUDA error: device-side assert triggered",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "using GPU 0: NVIDIA H200",
+        "ValueError: the device is lost in thought",
+    ],
+)
+def test_mistakes_of_the_program_are_not(line: str) -> None:
+    assert find_device_fault(line) is None
+
+
+def test_only_the_end_of_the_output_counts_and_it_is_made_printable() -> None:
+    fault = "CUDA error: uncorrectable ECC error encountered"
+    assert find_device_fault(fault + "\nfine" * 500) is None
+    assert find_device_fault(f"\x1b[31m{fault}\x01.") == f"{fault}\\x01."

@@ -36,18 +36,14 @@ def test_events_outside_the_table_are_refused(state: JobState, event: JobEvent) 
             advance(state, event)
 
 
-def test_a_refusal_lists_the_allowed_events() -> None:
+def test_the_table_is_complete() -> None:
     with pytest.raises(UserError) as caught:
         advance(JobState.HELD, JobEvent.START)
-    assert caught.value.hint == "allowed: block, cancel, reject, release"
-
-
-def test_every_state_is_waiting_live_or_finished() -> None:
+    assert caught.value.hint == "allowed: block, cancel, reject, release", "a refusal lists the allowed events"
     assert set(JobState) == WAITING | LIVE | FINISHED
-    assert len(WAITING) + len(LIVE) + len(FINISHED) == len(JobState)
-
-
-def test_only_a_queued_job_becomes_live() -> None:
+    assert len(WAITING) + len(LIVE) + len(FINISHED) == len(JobState), "every state is waiting live or finished"
+    assert {event for _, event in TRANSITIONS} == set(JobEvent), "every event is in the table"
+    # Only a queued job becomes live.
     into_live = {key for key, after in TRANSITIONS.items() if after in LIVE and key[0] not in LIVE}
     assert into_live == {(JobState.QUEUED, JobEvent.START), (JobState.QUEUED, JobEvent.HAND_OVER)}
 
@@ -71,21 +67,15 @@ def test_a_live_job_may_end_in_every_way_and_be_asked_to_stop(state: JobState) -
         assert can(state, event)
 
 
-def test_a_stopping_job_cannot_become_live_again() -> None:
+def test_where_stopping_and_finished_jobs_go() -> None:
     after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
-    assert not after & LIVE
-
-
-def test_a_finished_job_runs_again_only_when_a_person_asks() -> None:
-    for (before, event), after in TRANSITIONS.items():
+    assert not after & LIVE, "a stopping job cannot become live again"
+    # A finished job runs again only when a person asks.
+    for (before, event), then in TRANSITIONS.items():
         if before in FINISHED:
             assert event in BY_A_PERSON
-            assert after in WAITING
-
-
-def test_a_job_that_is_being_stopped_cannot_be_held() -> None:
-    """It may succeed: a preempted program may have finished before it was stopped."""
-    after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
+            assert then in WAITING
+    # A job that is being stopped cannot be held. A preempted program may have finished before.
     assert after == {
         JobState.CANCELLED, JobState.FAILED, JobState.DELAYED, JobState.SUCCEEDED, JobState.QUEUED,
     }  # fmt: skip
@@ -100,7 +90,3 @@ def test_from_every_state_a_job_can_still_run_and_can_still_finish(state: JobSta
 @pytest.mark.parametrize("state", sorted(WAITING))
 def test_a_waiting_job_can_be_cancelled_at_once(state: JobState) -> None:
     assert advance(state, JobEvent.CANCEL) is JobState.CANCELLED
-
-
-def test_every_event_is_in_the_table() -> None:
-    assert {event for _, event in TRANSITIONS} == set(JobEvent)

@@ -23,16 +23,12 @@ def submit(cwd: str = "/data", table: str | None = None, **options: Any) -> None
 @pytest.mark.parametrize(
     ("pattern", "path"),
     [
-        ("plain.txt", "plain.txt"),
-        ("%x-%A_%a.out", "train-12_5.out"),
-        ("%4a/%12j/%u@%N", "0005/000000000017/ada@box"),
-        ("100%%.txt", "100%.txt"),
-        ("{name}/{job}.{attempt}.{index}", "train/17.2.5"),
-        ("{lr}.{name}", "1e-3/a.train"),
-        ("{job}%j", "1717"),
-        ("{seed}", "%j{job}"),
+        ("plain.txt", "plain.txt"), ("%x-%A_%a.out", "train-12_5.out"),
+        ("%4a/%12j/%u@%N", "0005/000000000017/ada@box"), ("100%%.txt", "100%.txt"),
+        ("{name}/{job}.{attempt}.{index}", "train/17.2.5"), ("{lr}.{name}", "1e-3/a.train"),
+        ("{job}%j", "1717"), ("{seed}", "%j{job}"),
     ],
-)
+)  # fmt: skip
 def test_placeholders_are_those_of_slurm_and_of_commands(pattern: str, path: str) -> None:
     assert fill_pattern(pattern, OWN, {"lr": "1e-3/a", "seed": "%j{job}"}) == path
 

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.model.lazy_pattern import LazyPattern
 from gpuyard.model.printable_text import printable, printable_lines
 
 
@@ -35,14 +37,11 @@ def test_any_text_becomes_one_printable_line_of_limited_length(text: str, longes
     short.encode()  # no lone surrogates
 
 
-def test_a_long_text_ends_in_an_ellipsis() -> None:
+def test_long_texts_and_lines() -> None:
     assert printable("x" * 120_000, 10) == "xxxxxxxxx…"
     assert printable("x" * 10, 10) == "x" * 10
-    assert printable("\x1b" * 120_000, 10) == "\\x1b\\x1b\\…"
-
-
-def test_lines_stay_lines() -> None:
-    assert printable_lines("one\n  two\x1b[2J\n") == "one\n  two\\x1b[2J\n"
+    assert printable("\x1b" * 120_000, 10) == "\\x1b\\x1b\\…", "a long text ends in an ellipsis"
+    assert printable_lines("one\n  two\x1b[2J\n") == "one\n  two\\x1b[2J\n", "lines stay lines"
 
 
 def test_escapes_need_no_file() -> None:
@@ -53,3 +52,16 @@ def test_escapes_need_no_file() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("a\\x1b\\n\n", "")
+
+
+def test_a_lazy_pattern_is_compiled_when_used_and_finds_what_the_pattern_finds() -> None:
+    pattern = LazyPattern(r"a(\d)", re.IGNORECASE)
+    assert [match[1] for match in pattern.finditer("A1 a2")] == ["1", "2"]
+    assert pattern.search("A1 a2", 1, 4) is None
+    assert pattern.match("xa1") is None
+    assert pattern.fullmatch("A1") is not None
+    assert pattern.sub("-", "A1 a2") == "- -", "a lazy pattern finds what the pattern finds"
+    # A lazy pattern is compiled when it is first used.
+    pattern = LazyPattern("(")
+    with pytest.raises(re.error):
+        pattern.search("")

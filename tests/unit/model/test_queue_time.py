@@ -51,13 +51,6 @@ class Machine:
         return self.latest
 
 
-def test_without_steps_queue_time_is_the_wall_clock() -> None:
-    machine = Machine()
-    machine.true += 100.0
-    assert machine.now() == pytest.approx(machine.wall)
-    assert machine.look().to_wall(machine.now()) == pytest.approx(machine.wall)
-
-
 _sizes = st.sampled_from((1.0, 60.0, DAY_S, 56 * 365 * DAY_S)).flatmap(lambda most: st.floats(-most, most))
 _events = st.lists(
     st.tuples(st.sampled_from(("pass", "step", "restart", "look")), _sizes, st.floats(0.0, 2 * DAY_S)), max_size=20
@@ -126,16 +119,18 @@ def test_a_machine_that_boots_in_1970_and_is_corrected_shows_true_times_of_both_
     assert third - second == pytest.approx(170.0)
 
 
-def test_a_daemon_that_does_not_know_its_boot_continues_by_the_wall_clock() -> None:
+def test_a_daemon_without_a_known_boot_continues_by_the_wall_clock() -> None:
+    # A daemon that does not know its boot continues by the wall clock.
     before = start_queue_time(None, "", 500.0, NOW, None)
     after = start_queue_time(before, "", 20.0, NOW + 600.0, NOW + 10.0)
     assert after.offset + 20.0 == pytest.approx(NOW + 600.0)
-
-
-def test_a_record_from_which_time_would_go_back_is_not_continued() -> None:
     before = start_queue_time(None, "boot", 500.0, NOW, None)
     after = start_queue_time(before, "boot", 20.0, NOW + 60.0, NOW + 50.0)
-    assert after.offset + 20.0 == pytest.approx(NOW + 60.0)
+    assert after.offset + 20.0 == pytest.approx(NOW + 60.0), "a record from which time would go back is not continued"
+    machine = Machine()
+    machine.true += 100.0
+    assert machine.now() == pytest.approx(machine.wall), "without steps queue time is the wall clock"
+    assert machine.look().to_wall(machine.now()) == pytest.approx(machine.wall)
 
 
 def test_the_record_does_not_grow_with_the_number_of_boots() -> None:

@@ -62,12 +62,11 @@ def test_changed_options_replace_and_null_options_remove_the_old() -> None:
     assert (again.spec.on_preempt, again.spec.environment) == (OnPreempt.NEVER, {"A": "1", "B": "2"})
 
 
-def test_a_resubmission_without_gpus_drops_all_gpu_options() -> None:
+def test_a_resubmission_elsewhere_drops_options_that_do_not_fit() -> None:
+    # A resubmission without gpus drops all gpu options.
     again = resubmission(job(submitted(**TYPED).spec), None, {"gpus": 0})
     assert (again.spec.need.devices, again.spec.need.required_mb, again.devices) == (0, None, None)
-
-
-def test_a_resubmission_to_a_cluster_drops_options_of_this_machine() -> None:
+    # A resubmission to a cluster drops options of this machine.
     again = resubmission(job(submitted(**TYPED).spec), None, {"engine": "slurm"})
     assert (again.spec.engine, again.spec.preempts, again.devices, again.spec.need.required_mb) == (
         "slurm", False, None, 8192.0,

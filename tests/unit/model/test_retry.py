@@ -3,12 +3,20 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpuyard.model.job import Growth, Job, Outcome, OutcomeKind
-from gpuyard.model.job_spec import JobSpec, RetryCause
+from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind, Started
+from gpuyard.model.job_spec import JobSpec, OnReboot, RetryCause
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import LIVE, JobEvent, JobState, can
-from gpuyard.model.retry import judge, judge_shortage, retry_delay_s
+from gpuyard.model.retry import (
+    after_reboot,
+    died_with_the_machine,
+    ended_before_reboot,
+    judge,
+    judge_shortage,
+    retry_delay_s,
+)
 
 FAILURES = (
     OutcomeKind.FAILED,
@@ -26,15 +34,18 @@ def job(retries: int = 0, failures: int = 0, **options: Any) -> Job:
     return Job(id=1, spec=spec, state=JobState.RUNNING, priority=0, user="u", submitted_at=0.0, failures=failures)
 
 
-def test_success_and_cancellation_are_final_and_use_up_no_retry() -> None:
+def test_what_uses_up_no_retry() -> None:
+    # Success and cancellation are final and use up no retry.
     for kind, event in ((OutcomeKind.SUCCEEDED, JobEvent.SUCCEED), (OutcomeKind.CANCELLED, JobEvent.CANCEL)):
         verdict = judge(job(retries=3), Outcome(kind=kind))
         assert (verdict.event, verdict.counts) == (event, False)
-
-
-def test_an_attempt_that_never_started_is_queued_again_and_uses_up_no_retry() -> None:
+    # An attempt that never started is queued again and uses up no retry.
     verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.NEVER_STARTED))
     assert (verdict.event, verdict.counts, verdict.delay_s) == (JobEvent.REQUEUE, False, 0.0)
+    # A preempted job is queued again and uses up no retry.
+    verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.PREEMPTED, reason="preempted by an urgent job"))
+    assert (verdict.event, verdict.counts, verdict.delay_s) == (JobEvent.REQUEUE, False, 0.0)
+    assert verdict.text == "preempted by an urgent job; queued again"
 
 
 @pytest.mark.parametrize("kind", FAILURES)
@@ -55,6 +66,10 @@ def test_the_text_says_when_the_retry_comes() -> None:
     assert verdict.delay_s == 4.0
     assert verdict.text == "exit status 1; retry 3 of 3 after 4s"
     assert "retry 1 of 1 at once" in judge(job(retries=1), Outcome(kind=OutcomeKind.TIMED_OUT)).text
+    slow = job(retries=3, failures=1, retry_delay_s=30.0)
+    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).delay_s == 60.0
+    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).text == "timed-out; retry 2 of 3 after 1m"
+    assert judge_shortage(slow, SHORT, Growth(count=1)).delay_s == 30.0, "an own delay holds for every kind of retry"
 
 
 @given(st.sampled_from(FAILURES), st.integers(0, 10_000))
@@ -64,18 +79,9 @@ def test_delays_double_up_to_the_longest_and_never_shrink(kind: OutcomeKind, fai
     assert following == 2 * delay or following == retry_delay_s(kind, 10_000)
 
 
-def test_a_preempted_job_is_queued_again_and_uses_up_no_retry() -> None:
-    verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.PREEMPTED, reason="preempted by an urgent job"))
-    assert (verdict.event, verdict.counts, verdict.delay_s) == (JobEvent.REQUEUE, False, 0.0)
-    assert verdict.text == "preempted by an urgent job; queued again"
-
-
 # What a job is retried after, and when
 
-_CAUSE_OF = {
-    OutcomeKind.TIMED_OUT: RetryCause.TIMEOUT,
-    OutcomeKind.OUT_OF_MEMORY: RetryCause.OOM,
-}
+_CAUSE_OF = {OutcomeKind.TIMED_OUT: RetryCause.TIMEOUT, OutcomeKind.OUT_OF_MEMORY: RetryCause.OOM}
 
 
 @given(st.sampled_from(FAILURES), st.sets(st.sampled_from(RetryCause)), st.booleans())
@@ -93,10 +99,15 @@ def test_a_job_is_retried_after_the_causes_that_it_names_only(
     assert ("not retried (--retry-on" in verdict.text) == (verdict.event is JobEvent.FAIL)
 
 
-def test_a_job_that_is_not_retried_after_running_out_of_memory_fails() -> None:
+def test_a_shortage_that_is_not_retried_fails_with_its_reason() -> None:
+    # A job that is not retried after running out of memory fails.
     verdict = judge_shortage(job(retries=3, retry_on=(RetryCause.FAILED,)), SHORT, Growth(count=1))
     assert (verdict.event, verdict.growth) == (JobEvent.FAIL, None)
     assert verdict.text == "CUDA out of memory; not retried (--retry-on failed)"
+    # A job that more memory would not help fails and the text says why.
+    verdict = judge_shortage(job(), SHORT, None, "needed at least 31 GB; the largest GPU has 24 GB")
+    assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.FAIL, False, None)
+    assert verdict.text == "needed at least 31 GB; the largest GPU has 24 GB"
 
 
 @given(st.sampled_from(FAILURES), st.floats(0.001, 1e6), st.integers(0, 10_000))
@@ -105,16 +116,6 @@ def test_an_own_delay_doubles_up_to_an_hour_or_to_itself(kind: OutcomeKind, own_
     assert retry_delay_s(kind, 0, own_s) == own_s
     assert own_s <= delay <= max(own_s, 3600.0)
     assert retry_delay_s(kind, failures + 1, own_s) in (2 * delay, max(own_s, 3600.0), own_s)
-
-
-def test_an_own_delay_holds_for_every_kind_of_retry() -> None:
-    slow = job(retries=3, failures=1, retry_delay_s=30.0)
-    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).delay_s == 60.0
-    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).text == "timed-out; retry 2 of 3 after 1m"
-    assert judge_shortage(slow, SHORT, Growth(count=1)).delay_s == 30.0
-
-
-# Out of memory
 
 
 @pytest.mark.parametrize(
@@ -126,21 +127,12 @@ def test_an_own_delay_holds_for_every_kind_of_retry() -> None:
         (Growth(count=1), "retry with more memory"),
     ],
 )
-def test_a_job_that_ran_out_of_memory_runs_again_with_more_and_uses_up_no_retry(growth: Growth, text: str) -> None:
+def test_a_job_that_ran_out_of_memory_runs_again_with_more(growth: Growth, text: str) -> None:
     verdict = judge_shortage(job(), SHORT, growth)
     assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.RETRY, False, growth)
     assert text in verdict.text
     assert "CUDA out of memory" in verdict.text
     assert verdict.delay_s == 2.0 ** (growth.count - 1)
-
-
-def test_a_job_that_more_memory_would_not_help_fails_and_the_text_says_why() -> None:
-    verdict = judge_shortage(job(), SHORT, None, "needed at least 31 GB; the largest GPU has 24 GB")
-    assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.FAIL, False, None)
-    assert verdict.text == "needed at least 31 GB; the largest GPU has 24 GB"
-
-
-# Every outcome has a next state
 
 
 @pytest.mark.parametrize("kind", sorted(set(OutcomeKind) - {OutcomeKind.CANCELLED}))
@@ -162,3 +154,63 @@ def test_every_outcome_of_a_live_job_has_a_next_state(state: JobState, kind: Out
 def test_every_outcome_of_a_stopping_job_has_a_next_state(kind: OutcomeKind) -> None:
     for retries in (0, 1):
         assert can(JobState.STOPPING, judge(job(retries=retries), Outcome(kind=kind)).event)
+
+
+SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
+JOB = Job(id=17, spec=SPEC, state=JobState.RUNNING, priority=0, user="u", submitted_at=0.0)
+
+
+def job_with(**fields: object) -> Job:
+    return replace(JOB, spec=replace(SPEC, **fields))
+
+
+@pytest.mark.parametrize(
+    ("boot_of_attempt", "boot_now", "died"),
+    [("a", "a", False), ("a", "b", True), (None, "b", False), ("a", None, False), (None, None, False)],
+)
+def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
+    boot_of_attempt: str | None, boot_now: str | None, died: bool
+) -> None:
+    attempt = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=boot_of_attempt)
+    assert died_with_the_machine(attempt, boot_now) is died
+
+
+@pytest.mark.parametrize("kind", OutcomeKind)
+def test_before_a_reboot_only_success_and_never_started_are_certain(kind: OutcomeKind) -> None:
+    is_certain = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
+    assert ended_before_reboot(Outcome(kind=kind)) is is_certain
+
+
+@pytest.mark.parametrize(
+    ("job", "event"),
+    [
+        (job_with(on_reboot=OnReboot.REQUEUE), JobEvent.REQUEUE),
+        (job_with(on_reboot=OnReboot.HOLD), JobEvent.HOLD),
+        (job_with(on_reboot=OnReboot.FAIL), JobEvent.FAIL),
+        (job_with(on_reboot=OnReboot.HOLD, retries=3), JobEvent.HOLD),
+        (job_with(on_reboot=OnReboot.FAIL, is_array=True), JobEvent.FAIL),
+    ],
+)
+def test_a_job_follows_its_on_reboot_setting(job: Job, event: JobEvent) -> None:
+    assert after_reboot(job).event is event
+
+
+@pytest.mark.parametrize(
+    ("job", "event"),
+    [(job_with(), JobEvent.HOLD), (job_with(retries=1), JobEvent.REQUEUE), (job_with(is_array=True), JobEvent.REQUEUE)],
+)
+def test_by_default_only_repeatable_jobs_run_again(job: Job, event: JobEvent) -> None:
+    assert after_reboot(job).event is event
+
+
+def test_a_held_job_says_how_to_release_it() -> None:
+    assert "`gpuyard release 17`" in after_reboot(job_with()).text
+
+
+@pytest.mark.parametrize("on_reboot", OnReboot)
+def test_every_setting_can_be_followed_and_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(
+    on_reboot: OnReboot,
+) -> None:
+    verdict = after_reboot(job_with(on_reboot=on_reboot))
+    assert can(JobState.RUNNING, verdict.event)
+    assert verdict.counts is (on_reboot is OnReboot.FAIL)

@@ -12,34 +12,22 @@ def topology(spec: str) -> Topology:
     return parse_topology(spec, parse_devices(spec))
 
 
-def test_groups_are_joined_each_with_each() -> None:
+def test_links_and_nodes_of_simulated_devices() -> None:
     found = topology("8x80GB:links=0-3,4-7")
     assert found.joined_groups([f"SIM-{number}" for number in range(8)]) == [
         [f"SIM-{number}" for number in group] for group in (range(4), range(4, 8))
     ]
     assert found.kind("SIM-0", "SIM-4") is LinkKind.UNKNOWN
-    assert found.nodes == {}
-
-
-def test_nodes_say_what_is_not_linked() -> None:
+    assert found.nodes == {}, "groups are joined each with each"
     found = topology("4x80GB:nodes=0-1,2-3:links=1-2")
     assert found.nodes == {"SIM-0": 0, "SIM-1": 0, "SIM-2": 1, "SIM-3": 1}
     kinds = [found.kind("SIM-1", f"SIM-{number}") for number in (0, 2, 3)]
-    assert kinds == [LinkKind.SAME_NODE, LinkKind.NVLINK, LinkKind.ACROSS_NODES]
-
-
-def test_a_group_may_have_gaps() -> None:
-    assert topology("6x24GB:links=0+2+4-5").linked_to("SIM-0") == ["SIM-2", "SIM-4", "SIM-5"]
-
-
-def test_devices_of_all_vendors_are_counted_through() -> None:
+    assert kinds == [LinkKind.SAME_NODE, LinkKind.NVLINK, LinkKind.ACROSS_NODES], "nodes say what is not linked"
+    assert topology("6x24GB:links=0+2+4-5").linked_to("SIM-0") == ["SIM-2", "SIM-4", "SIM-5"], "a group may have gaps"
     found = topology("nvidia:2x24GB,amd:2x16GB:links=0-1,2-3")
     assert found.kind("SIM-nvidia-0", "SIM-nvidia-1") is LinkKind.NVLINK
-    assert found.kind("SIM-amd-0", "SIM-amd-1") is LinkKind.XGMI
-
-
-def test_links_do_not_change_the_devices() -> None:
-    assert parse_devices("2x24GB:links=0-1") == parse_devices("2x24GB")
+    assert found.kind("SIM-amd-0", "SIM-amd-1") is LinkKind.XGMI, "devices of all vendors are counted through"
+    assert parse_devices("2x24GB:links=0-1") == parse_devices("2x24GB"), "links do not change the devices"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,11 @@
+"""Needs survive the JSON of tickets and of the queue's database."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.model.lease import FixedMemory, MemoryNeed, Need, PartOfDevice, UncertainMemory, UnknownMemory, WholeDevice
 from gpuyard.model.machine_snapshot import Device, Host, Problem, Snapshot, Vendor, find_new_problems, snapshot_as_dict
 
 CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0)
@@ -7,26 +15,17 @@ def snapshot(*devices: Device, problems: tuple[Problem, ...] = ()) -> Snapshot:
     return Snapshot(taken_at=1763176632.5, host=Host(name="box"), devices=devices, problems=problems)
 
 
-def test_work_is_placed_on_healthy_devices_only() -> None:
+def test_which_devices_are_usable_and_which_problems_new() -> None:
     ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, fault="GPU is lost")
-    assert snapshot(CARD, ill).usable_devices() == (CARD,)
-
-
-def test_a_card_that_is_split_is_used_through_its_parts() -> None:
+    assert snapshot(CARD, ill).usable_devices() == (CARD,), "work is placed on healthy devices only"
     part = Device(id="MIG-1", vendor=Vendor.NVIDIA, parent="GPU-a")
-    assert snapshot(CARD, part).usable_devices() == (part,)
-
-
-def test_a_device_is_found_by_its_id() -> None:
+    assert snapshot(CARD, part).usable_devices() == (part,), "a card that is split is used through its parts"
     assert snapshot(CARD).device("GPU-a") == CARD
-    assert snapshot(CARD).device("GPU-x") is None
-
-
-def test_a_problem_is_news_once() -> None:
+    assert snapshot(CARD).device("GPU-x") is None, "a device is found by its id"
     old = Problem(source="nvml", kind="timeout", message="no answer")
     new = Problem(source="nvml", kind="crashed", message="ended")
     assert find_new_problems((), (old,)) == (old,)
-    assert find_new_problems((old,), (old, new)) == (new,)
+    assert find_new_problems((old,), (old, new)) == (new,), "a problem is news once"
 
 
 def test_the_json_shape_is_the_documented_one() -> None:
@@ -63,3 +62,34 @@ def test_the_json_shape_is_the_documented_one() -> None:
     assert shape["problems"] == [
         {"source": "amd-smi", "kind": "denied", "message": "no", "hint": "as root", "vendor": "amd"}
     ]
+
+
+sizes = st.floats(0.0, 1e6)
+memory_needs = st.one_of(
+    st.builds(FixedMemory, sizes),
+    st.builds(UncertainMemory, sizes, sizes, sizes),
+    st.builds(PartOfDevice, st.floats(0.01, 1.0)),
+    st.builds(WholeDevice, st.none() | sizes),
+    st.just(UnknownMemory()),
+)
+
+
+@given(st.builds(Need, devices=st.integers(0, 8), memory=memory_needs))
+def test_a_need_is_read_back_as_written(need: Need) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(need), type=Need) == need
+    assert msgspec.convert(msgspec.to_builtins(need), Need) == need
+
+
+@pytest.mark.parametrize(
+    ("memory", "is_exclusive", "required_mb"),
+    [
+        (FixedMemory(8.0), False, 8.0), (UncertainMemory(8.0, 4.0, 3.0), False, 8.0),
+        (PartOfDevice(0.5), False, None), (WholeDevice(), True, None), (WholeDevice(8.0), True, 8.0),
+        (UnknownMemory(), True, None),
+    ],
+)  # fmt: skip
+def test_each_kind_says_whether_it_is_exclusive_and_how_much_must_be_free(
+    memory: MemoryNeed, is_exclusive: bool, required_mb: float | None
+) -> None:
+    need = Need(memory=memory)
+    assert (need.is_exclusive, need.required_mb) == (is_exclusive, required_mb)

@@ -16,14 +16,11 @@ from gpuyard.model.stopping import check_lead, parse_warning, signal_name, stop_
 @pytest.mark.parametrize(
     ("text", "signum", "lead_s"),
     [
-        ("USR1@5m", signal.SIGUSR1, 300.0),
-        ("SIGUSR2@90", signal.SIGUSR2, 90.0),
-        ("usr1", signal.SIGUSR1, 60.0),
-        (f"{signal.SIGUSR1:d}@30s", signal.SIGUSR1, 30.0),
-        ("int@0s", signal.SIGINT, 0.0),
-        ("40@1h", 40, 3600.0),
+        ("USR1@5m", signal.SIGUSR1, 300.0), ("SIGUSR2@90", signal.SIGUSR2, 90.0),
+        ("usr1", signal.SIGUSR1, 60.0), (f"{signal.SIGUSR1:d}@30s", signal.SIGUSR1, 30.0),
+        ("int@0s", signal.SIGINT, 0.0), ("40@1h", 40, 3600.0),
     ],
-)
+)  # fmt: skip
 def test_a_signal_is_named_or_numbered_and_comes_a_minute_before_by_default(
     text: str, signum: int, lead_s: float
 ) -> None:
@@ -33,16 +30,12 @@ def test_a_signal_is_named_or_numbered_and_comes_a_minute_before_by_default(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("USR3@5m", "names no signal"),
-        ("0@5m", "names no signal"),
-        ("99", "names no signal"),
-        ("@5m", "names no signal"),
-        ("B:USR1@60", "names no signal"),
-        ("KILL@5m", "no program can handle this signal"),
-        ("USR1@soon", "'soon' is not a time"),
+        ("USR3@5m", "names no signal"), ("0@5m", "names no signal"), ("99", "names no signal"),
+        ("@5m", "names no signal"), ("B:USR1@60", "names no signal"),
+        ("KILL@5m", "no program can handle this signal"), ("USR1@soon", "'soon' is not a time"),
         ("USR1@1d", "too early"),
     ],
-)
+)  # fmt: skip
 def test_other_texts_are_refused(text: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         parse_warning(text)

@@ -45,9 +45,6 @@ def argv_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
     ).argv  # fmt: skip
 
 
-# One job
-
-
 def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     submission = submit("python", "train.py")
     assert submission.spec == JobSpec(
@@ -58,11 +55,17 @@ def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     assert not submission.dependencies
 
 
-def test_ram_and_cpus_are_reserved_while_free_ram_is_only_a_limit() -> None:
+def test_declared_amounts_and_numbers() -> None:
     spec = submit(ram="8G", cpus="4", min_free_mem_mb="100").spec
     assert (spec.need.host, spec.need.min_host_memory_mb) == (HostShare(ram_mb=8192.0, cpus=4.0), 100.0)
     assert spec.cpus == 4
-    assert submit().spec.need.host is None
+    assert submit().spec.need.host is None, "RAM and CPUs are reserved while free RAM is only a limit"
+    assert not submit(vram="8G").spec.need.is_exclusive
+    alone = submit(vram="8G", exclusive=True).spec.need
+    assert alone.memory == WholeDevice(8192.0), "declared memory is shared unless exclusive"
+    # Numbers may come as numbers.
+    submission = submit(gpus=0, retries=3, max_cpu=50)
+    assert (submission.spec.need.devices, submission.spec.retries, submission.spec.need.max_cpu_percent) == (0, 3, 50.0)
 
 
 def test_every_option_reaches_the_job() -> None:
@@ -101,17 +104,6 @@ def test_every_option_reaches_the_job() -> None:
         log_cap_mb=1024.0,
     )
     assert (submission.priority, submission.is_held, submission.devices) == (-3, True, ("0", "GPU-abc"))
-
-
-def test_declared_memory_is_shared_unless_exclusive() -> None:
-    assert not submit(vram="8G").spec.need.is_exclusive
-    alone = submit(vram="8G", exclusive=True).spec.need
-    assert alone.memory == WholeDevice(8192.0)
-
-
-def test_numbers_may_come_as_numbers() -> None:
-    submission = submit(gpus=0, retries=3, max_cpu=50)
-    assert (submission.spec.need.devices, submission.spec.retries, submission.spec.need.max_cpu_percent) == (0, 3, 50.0)
 
 
 def test_dependencies_of_all_kinds_are_combined() -> None:
@@ -180,52 +172,46 @@ def test_an_invalid_value_is_reported_with_its_option(options: dict[str, Any], m
     assert caught.value.message.startswith(message)
 
 
-def test_an_unknown_choice_is_answered_with_the_valid_ones() -> None:
+def test_mistakes_quote_no_secrets_and_name_choices() -> None:
+    # An unknown choice is answered with the valid ones.
     with pytest.raises(UserError) as caught:
         submit(vendor="voodoo")
     assert caught.value.hint == "it can be nvidia, amd, intel, apple, simulated"
-
-
-def test_a_mistyped_variable_is_not_quoted() -> None:
-    """It may be a secret, and users paste messages elsewhere."""
     with pytest.raises(UserError) as caught:
         submit(env=["hunter2"])
-    assert "hunter2" not in f"{caught.value.message}{caught.value.hint}"
-
-
-def test_a_spec_does_not_show_its_environment() -> None:
+    assert "hunter2" not in f"{caught.value.message}{caught.value.hint}", "a mistyped variable is not quoted"
     spec = submit("python", "a.py", env=["TOKEN=hunter2"]).spec
     assert "hunter2" not in repr(spec)
-    assert "python a.py" in repr(spec)
+    assert "python a.py" in repr(spec), "a spec does not show its environment"
 
 
-def test_a_relative_directory_is_refused() -> None:
+def test_a_submission_needs_a_folder_and_one_kind_of_command() -> None:
+    # A relative directory is refused.
     with pytest.raises(UserError, match="'data' is not an absolute path"):
         parse_submission(SubmissionRequest(cwd="data", environment={}, command=("true",)))
-
-
-def test_a_submission_without_a_command_is_refused() -> None:
+    # A submission without a command is refused.
     with pytest.raises(UserError, match="there is no program to run"):
         parse_submission(SubmissionRequest(cwd="/", environment={}))
     with pytest.raises(UserError, match="there is no program to run"):
         parse_submission(SubmissionRequest(cwd="/", environment={}, table="lr\n1\n"))
     with pytest.raises(UserError, match="a list of commands goes with no program"):
         parse_submission(SubmissionRequest(cwd="/", environment={}, list="true", command=("true",)))
-
-
-# Arrays
+    # Arrays sweeps and lists cannot be combined.
+    with pytest.raises(UserError, match="--array and --sweep do not go together"):
+        submit(array="0-3", sweep=["a=1"])
+    with pytest.raises(UserError, match="--sweep and --from do not go together"):
+        parse_submission(
+            SubmissionRequest(cwd="/", environment={}, table="a\n1\n", command=("true",), options={"sweep": ["b=1"]})
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "indexes", "limit"),
     [
-        ("0-3", [0, 1, 2, 3], None),
-        ("0-99:25", [0, 25, 50, 75], None),
-        ("0-99:5%3", list(range(0, 100, 5)), 3),
-        ("7-7", [7], None),
-        (" 1-2%9 ", [1, 2], 9),
+        ("0-3", [0, 1, 2, 3], None), ("0-99:25", [0, 25, 50, 75], None),
+        ("0-99:5%3", list(range(0, 100, 5)), 3), ("7-7", [7], None), (" 1-2%9 ", [1, 2], 9),
     ],
-)
+)  # fmt: skip
 def test_an_array_has_a_job_for_each_index(text: str, indexes: list[int], limit: int | None) -> None:
     submission = submit(array=text)
     assert [element.index for element in submission.elements] == indexes
@@ -244,9 +230,6 @@ def test_an_empty_array_is_refused(text: str) -> None:
         submit(array=text)
 
 
-# Sweeps
-
-
 def test_a_sweep_has_a_job_for_each_combination() -> None:
     submission = submit("train", "{lr}", "{seed}", sweep=["lr=1e-3,1e-4", "seed=0-2,7"])
     elements = list(submission.elements)
@@ -255,21 +238,20 @@ def test_a_sweep_has_a_job_for_each_combination() -> None:
     assert filled == [(lr, seed) for lr in ("1e-3", "1e-4") for seed in ("0", "1", "2", "7")]
 
 
-def test_a_single_sweep_need_not_be_in_a_list() -> None:
+def test_sweeps_may_be_single_and_are_checked() -> None:
+    # A single sweep need not be in a list.
     assert [element.values for element in submit("run", "{lr}", sweep="lr=1,2").elements] == [{"lr": "1"}, {"lr": "2"}]
+    # A sweep rejects repeated names and reversed ranges.
+    with pytest.raises(UserError, match="'lr=2' is not a sweep"):
+        submit(sweep=["lr=1", "lr=2"])
+    with pytest.raises(UserError, match="'9-2' is not a range that can be swept"):
+        submit(sweep=["seed=9-2"])
 
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "=1", "2lr=1", "l-r=1"])
 def test_an_invalid_sweep_is_quoted(text: str) -> None:
     with pytest.raises(UserError, match=f"'{text}' is not a sweep"):
         submit(sweep=[text])
-
-
-def test_a_sweep_rejects_repeated_names_and_reversed_ranges() -> None:
-    with pytest.raises(UserError, match="'lr=2' is not a sweep"):
-        submit(sweep=["lr=1", "lr=2"])
-    with pytest.raises(UserError, match="'9-2' is not a range that can be swept"):
-        submit(sweep=["seed=9-2"])
 
 
 @pytest.mark.parametrize(
@@ -287,21 +269,19 @@ def test_too_many_jobs_are_refused_before_they_are_created(options: dict[str, An
     assert ("--sample" in str(caught.value.hint)) == ("sweep" in options)
 
 
-def test_arrays_sweeps_and_lists_cannot_be_combined() -> None:
-    with pytest.raises(UserError, match="--array and --sweep do not go together"):
-        submit(array="0-3", sweep=["a=1"])
-    with pytest.raises(UserError, match="--sweep and --from do not go together"):
-        parse_submission(
-            SubmissionRequest(cwd="/", environment={}, table="a\n1\n", command=("true",), options={"sweep": ["b=1"]})
-        )
-
-
-# Lists of commands
-
-
-def test_a_list_has_a_command_on_each_line() -> None:
+def test_lists_and_tables_have_a_job_on_each_line() -> None:
+    # A list has a command on each line.
     found = listed("# first\npython a.py --x 'two words'\r\n\n   python b.py\n#last")
     assert [element.command for element in found] == [("python", "a.py", "--x", "two words"), ("python", "b.py")]
+    assert listed("run a\x0cb\u2028c")[0].command == ("run", "a\x0cb\u2028c"), "only a new line ends a command"
+    # An open quote is reported with its line.
+    with pytest.raises(UserError, match="'run \"a' cannot be split into arguments"):
+        listed('run "a')
+    # A table has a job on each line.
+    found = tabled('lr, note\n1,"a, b"\n\n2,\n')
+    assert [element.values for element in found] == [{"lr": "1", "note": "a, b"}, {"lr": "2", "note": ""}]
+    assert tabled("\ufefflr\n1\n") == [ArrayElement(values={"lr": "1"})]
+    assert listed("\ufefftrue")[0].command == ("true",), "a byte order mark is not part of the first name"
 
 
 @pytest.mark.parametrize(
@@ -321,27 +301,10 @@ def test_a_line_of_plain_arguments_needs_no_shell(line: str) -> None:
     assert listed(line)[0].command[0] == "run"  # type: ignore[index]
 
 
-def test_only_a_new_line_ends_a_command() -> None:
-    assert listed("run a\x0cb\u2028c")[0].command == ("run", "a\x0cb\u2028c")
-
-
-def test_an_open_quote_is_reported_with_its_line() -> None:
-    with pytest.raises(UserError, match="'run \"a' cannot be split into arguments"):
-        listed('run "a')
-
-
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a note\n"])
 def test_a_list_without_commands_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="the file has no command in it"):
         listed(text)
-
-
-# Tables
-
-
-def test_a_table_has_a_job_on_each_line() -> None:
-    found = tabled('lr, note\n1,"a, b"\n\n2,\n')
-    assert [element.values for element in found] == [{"lr": "1", "note": "a, b"}, {"lr": "2", "note": ""}]
 
 
 @pytest.mark.parametrize(
@@ -362,26 +325,16 @@ def test_an_invalid_table_is_reported_with_its_line(text: str, message: str) -> 
     assert caught.value.message == message
 
 
-def test_a_byte_order_mark_is_not_part_of_the_first_name() -> None:
-    assert tabled("\ufefflr\n1\n") == [ArrayElement(values={"lr": "1"})]
-    assert listed("\ufefftrue")[0].command == ("true",)
-
-
-# Placeholders
-
-
-def test_placeholders_are_filled_in_everywhere() -> None:
+def test_placeholders_are_filled_in_and_other_braces_stay() -> None:
+    # Placeholders are filled in everywhere.
     assert argv_of(ArrayElement(index=7), "run", "--out=part-{index}-{index}", "{index}") == (
         "run",
         "--out=part-7-7",
         "7",
     )
-
-
-def test_braces_that_name_no_placeholder_stay() -> None:
     words = ("awk", "{print $1}", "{seed}", "{}", "{index }")
     assert argv_of(ArrayElement(index=1), *words) == words
-    assert argv_of(ArrayElement(), "{index}") == ("{index}",)
+    assert argv_of(ArrayElement(), "{index}") == ("{index}",), "braces that name no placeholder stay"
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["{a}", "{b}", "{c}", "x", "\\1"]), min_size=1))
@@ -396,9 +349,6 @@ def test_tag_sharing_needs_a_tag() -> None:
     assert parse_submission(request).spec.tag_sharing == sharing
     with pytest.raises(UserError, match="`tag_sharing` is the rule of a tag"):
         parse_submission(replace(request, options={}))
-
-
-# Batches
 
 
 def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates() -> None:
@@ -422,45 +372,34 @@ def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates(
     assert submission.spec.need == Need(memory=FixedMemory(2048.0), host=HostShare(ram_mb=1536.0))
 
 
-def test_a_run_of_a_batch_is_known_by_its_index() -> None:
+def test_what_is_a_batch() -> None:
+    # A run of a batch is known by its index.
     elements = list(submit(concurrency="2", sweep=["index=3-4"]).elements)
     assert [(element.index, element.values) for element in elements] == [(3, {"index": "3"}), (4, {"index": "4"})]
     assert [element.index for element in submit(concurrency="2", sweep=["seed=3-4"]).elements] == [None, None]
     assert [element.index for element in submit("run", "{index}", sweep=["index=3-4"]).elements] == [None, None]
-
-
-def test_a_batch_without_bounds_has_no_gates_but_its_concurrency() -> None:
     submission = submit(concurrency=1)
-    assert submission.spec.pace == BatchPace()
+    assert submission.spec.pace == BatchPace(), "a batch without bounds has no gates but its concurrency"
     assert (submission.count, submission.group_limit, submission.spec.is_array) == (1, 1, True)
-
-
-def test_smoothing_steadiness_and_stagger_can_be_switched_off() -> None:
+    # Smoothing steadiness and stagger can be switched off.
     pace = submit(concurrency="2", smoothing="0", steady="0", stagger="0").spec.pace
     assert pace == BatchPace(smoothing_s=0.0, steady_s=0.0, stagger_s=0.0)
-
-
-def test_a_single_job_has_bounds_of_its_own_and_no_pace() -> None:
     spec = submit(max_cpu="85", max_gpu="80").spec
-    assert spec.pace is None
+    assert spec.pace is None, "a single job has bounds of its own and no pace"
     assert (spec.need.max_cpu_percent, spec.need.max_utilization_percent) == (85.0, 80.0)
+    # A run that could never start under its own bound is refused.
+    with pytest.raises(UserError, match=r"takes 8192 MB of a GPU .* no more than 8000 MB may be used") as caught:
+        submit(concurrency="2", vram="8G", max_gpu_mem_mb="8000")
+    assert caught.value.hint == "raise --max-gpu-mem-mb, or no run can ever start"
+    assert submit(concurrency="2", vram="8000M", max_gpu_mem_mb="8000").spec.pace is not None
 
 
 @pytest.mark.parametrize(
     ("options", "is_so"),
     [
-        ({"concurrency": "2"}, True),
-        ({"concurrency": "2", "gpus": "1"}, False),
-        ({"concurrency": "2", "device": "0"}, False),
-        ({}, False),
+        ({"concurrency": "2"}, True), ({"concurrency": "2", "gpus": "1"}, False),
+        ({"concurrency": "2", "device": "0"}, False), ({}, False),
     ],
-)
+)  # fmt: skip
 def test_only_a_batch_without_device_options_may_run_without_devices(options: dict[str, Any], is_so: bool) -> None:
     assert submit(**options).devices_are_optional is is_so
-
-
-def test_a_run_that_could_never_start_under_its_own_bound_is_refused() -> None:
-    with pytest.raises(UserError, match=r"takes 8192 MB of a GPU .* no more than 8000 MB may be used") as caught:
-        submit(concurrency="2", vram="8G", max_gpu_mem_mb="8000")
-    assert caught.value.hint == "raise --max-gpu-mem-mb, or no run can ever start"
-    assert submit(concurrency="2", vram="8000M", max_gpu_mem_mb="8000").spec.pace is not None

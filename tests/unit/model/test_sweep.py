@@ -22,32 +22,18 @@ def values(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "written"),
     [
-        ("1e-4..1e-1:log4", "1e-4 1e-3 1e-2 1e-1"),
-        ("0.0001..0.1:log4", "0.0001 0.001 0.01 0.1"),
+        ("1e-4..1e-1:log4", "1e-4 1e-3 1e-2 1e-1"), ("0.0001..0.1:log4", "0.0001 0.001 0.01 0.1"),
         ("1e-4..1e-1:log5", "1e-4 5.623e-4 3.162e-3 1.778e-2 1e-1"),
-        ("1..1e6:log7", "1 10 100 1000 1e4 1e5 1e6"),
-        ("1E-5..3e-4:log3", "1E-5 5.477e-5 3e-4"),
-        ("1e-1..1e-4:log4", "1e-1 1e-2 1e-3 1e-4"),
-        ("1..1.001:log3", "1 1.0004999 1.001"),
-        ("8..128:log5", "8 16 32 64 128"),
-        ("0..4", "0 1 2 3 4"),
-        ("0-4", "0 1 2 3 4"),
-        ("-2..2", "-2 -1 0 1 2"),
-        ("2..0", "2 1 0"),
-        ("5..5", "5"),
-        ("0..1:lin5", "0 0.25 0.5 0.75 1"),
-        ("0..1:lin4", "0 0.333333 0.666667 1"),
-        ("0.1..0.3:lin3", "0.1 0.2 0.3"),
-        ("0..1e-3:lin3", "0 5e-4 1e-3"),
-        ("-1..1:lin3", "-1 0 1"),
-        ("0..100:25", "0 25 50 75 100"),
-        ("0..10:3", "0 3 6 9"),
-        ("0..0.5:0.1", "0 0.1 0.2 0.3 0.4 0.5"),
-        ("1..0:0.5", "1 0.5 0"),
-        ("1e-3..3e-3:1e-3", "1e-3 2e-3 3e-3"),
-        ("adam,../data,1e-4,0-1,3..4", "adam ../data 1e-4 0 1 3 4"),
+        ("1..1e6:log7", "1 10 100 1000 1e4 1e5 1e6"), ("1E-5..3e-4:log3", "1E-5 5.477e-5 3e-4"),
+        ("1e-1..1e-4:log4", "1e-1 1e-2 1e-3 1e-4"), ("1..1.001:log3", "1 1.0004999 1.001"),
+        ("8..128:log5", "8 16 32 64 128"), ("0..4", "0 1 2 3 4"), ("0-4", "0 1 2 3 4"),
+        ("-2..2", "-2 -1 0 1 2"), ("2..0", "2 1 0"), ("5..5", "5"), ("0..1:lin5", "0 0.25 0.5 0.75 1"),
+        ("0..1:lin4", "0 0.333333 0.666667 1"), ("0.1..0.3:lin3", "0.1 0.2 0.3"),
+        ("0..1e-3:lin3", "0 5e-4 1e-3"), ("-1..1:lin3", "-1 0 1"), ("0..100:25", "0 25 50 75 100"),
+        ("0..10:3", "0 3 6 9"), ("0..0.5:0.1", "0 0.1 0.2 0.3 0.4 0.5"), ("1..0:0.5", "1 0.5 0"),
+        ("1e-3..3e-3:1e-3", "1e-3 2e-3 3e-3"), ("adam,../data,1e-4,0-1,3..4", "adam ../data 1e-4 0 1 3 4"),
     ],
-)
+)  # fmt: skip
 def test_values_are_written_as_a_person_would(text: str, written: str) -> None:
     assert values(text) == written.split()
 
@@ -55,20 +41,13 @@ def test_values_are_written_as_a_person_would(text: str, written: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0..1:lgo4", "is not a range"),
-        ("0..x", "is not a range"),
-        ("0..0.5", "does not say how many"),
-        ("1e1..1e3", "does not say how many"),
-        ("0..1:log4", "above 0"),
-        ("-1..1:log4", "above 0"),
-        ("1..2:lin1", "at least 2 values"),
-        ("1..1:lin3", "two different ends"),
-        ("0..1:0", "step .* not above 0"),
-        ("0..1:-1", "step .* not above 0"),
-        ("0..1e9:1e-9", "too many values"),
-        ("1..2:log100001", "too many values"),
+        ("0..1:lgo4", "is not a range"), ("0..x", "is not a range"), ("0..0.5", "does not say how many"),
+        ("1e1..1e3", "does not say how many"), ("0..1:log4", "above 0"), ("-1..1:log4", "above 0"),
+        ("1..2:lin1", "at least 2 values"), ("1..1:lin3", "two different ends"),
+        ("0..1:0", "step .* not above 0"), ("0..1:-1", "step .* not above 0"),
+        ("0..1e9:1e-9", "too many values"), ("1..2:log100001", "too many values"),
     ],
-)
+)  # fmt: skip
 def test_a_range_that_has_no_values_is_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         values(text)
@@ -116,9 +95,22 @@ AXES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(
 )
 
 
-def test_the_last_name_varies_fastest() -> None:
+def test_samples_are_of_all_combinations() -> None:
+    # The last name varies fastest.
     axes = parse_axes(["lr=1,2", "seed=0..1"])
     assert [tuple(point.values()) for point in all_points(axes)] == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
+    axes = parse_axes(["x=0..9", "y=0..9"])
+    samples = [tuple(tuple(point.values()) for point in sample_points(axes, 10, seed)) for seed in range(200)]
+    assert len(set(samples)) > 190, "another seed chooses others and each combination has a chance"
+    assert len({point for sample in samples for point in sample}) == 100
+    axes = parse_axes([f"{name}=0..999999999" for name in "abcdef"])
+    assert count_points(axes) == 10**54
+    sample = list(sample_points(axes, 5, 1))
+    assert len(sample) == 5, "a sample of a huge product makes only its own combinations"
+    assert sample == sorted(sample, key=lambda point: tuple(map(int, point.values())))
+    # Names that share a variable are refused.
+    with pytest.raises(UserError, match="'lr' and 'LR' differ only in capitals"):
+        parse_axes(["lr=1", "LR=2"])
 
 
 @given(AXES, st.integers(1, 700), st.integers())
@@ -129,23 +121,3 @@ def test_a_sample_is_a_part_of_all_combinations_in_their_order(axes: list, count
     places = [everything.index(point) for point in sample]
     assert places == sorted(set(places))
     assert list(sample_points(axes, count, seed)) == sample
-
-
-def test_another_seed_chooses_others_and_each_combination_has_a_chance() -> None:
-    axes = parse_axes(["x=0..9", "y=0..9"])
-    samples = [tuple(tuple(point.values()) for point in sample_points(axes, 10, seed)) for seed in range(200)]
-    assert len(set(samples)) > 190
-    assert len({point for sample in samples for point in sample}) == 100
-
-
-def test_a_sample_of_a_huge_product_makes_only_its_own_combinations() -> None:
-    axes = parse_axes([f"{name}=0..999999999" for name in "abcdef"])
-    assert count_points(axes) == 10**54
-    sample = list(sample_points(axes, 5, 1))
-    assert len(sample) == 5
-    assert sample == sorted(sample, key=lambda point: tuple(map(int, point.values())))
-
-
-def test_names_that_share_a_variable_are_refused() -> None:
-    with pytest.raises(UserError, match="'lr' and 'LR' differ only in capitals"):
-        parse_axes(["lr=1", "LR=2"])

@@ -48,11 +48,6 @@ def test_pieces_show_the_same_as_the_whole(text: str, size: int) -> None:
     assert shown.decode() == "\n".join(map(shown_line, (text, text)))
 
 
-def test_bytes_that_are_no_text_stay() -> None:
-    lines = ShownLines()
-    assert lines.feed(b"\xff\xfe\rX\n\x80\n") == b"X\xfe\n\x80\n"
-
-
 @pytest.mark.parametrize("piece", [b"50%|#####     |\r", b"x" * 15], ids=["bar", "text"])
 def test_a_line_of_any_length_needs_little_memory(piece: bytes) -> None:
     lines, chunk, written = ShownLines(), piece * 4096, 0
@@ -75,3 +70,5 @@ def test_a_very_long_line_is_passed_on_and_its_carriage_return_ends_it() -> None
     assert lines.feed(b"y\r 1%\r 2%\n") == b"y\n 2%\n"
     assert lines.feed(text) + lines.feed(b"\n 1%\r 2%\n") == text + b"\n 2%\n"
     assert lines.feed(text) + lines.feed(b"\r\nend") + lines.finish() == text + b"\nend"
+    lines = ShownLines()
+    assert lines.feed(b"\xff\xfe\rX\n\x80\n") == b"X\xfe\n\x80\n", "bytes that are no text stay"

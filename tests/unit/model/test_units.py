@@ -18,19 +18,10 @@ from gpuyard.model.units import (
 @pytest.mark.parametrize(
     ("text", "megabytes"),
     [
-        ("8G", 8192),
-        ("8g", 8192),
-        ("8GB", 8192),
-        ("8GiB", 8192),
-        ("8000MB", 8000),
-        ("8000", 8000),
-        ("1.5G", 1536),
-        (" 512 M ", 512),
-        ("2T", 2097152),
-        ("1048576B", 1),
-        ("1024K", 1),
+        ("8G", 8192), ("8g", 8192), ("8GB", 8192), ("8GiB", 8192), ("8000MB", 8000), ("8000", 8000),
+        ("1.5G", 1536), (" 512 M ", 512), ("2T", 2097152), ("1048576B", 1), ("1024K", 1),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_read_as_people_write_them(text: str, megabytes: float) -> None:
     assert parse_size(text) == megabytes
 
@@ -51,26 +42,12 @@ def test_a_printed_size_reads_back_as_nearly_the_same(megabytes: int) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("30", 30),
-        ("30s", 30),
-        ("200ms", 0.2),
-        ("10m", 600),
-        ("4h", 14400),
-        ("2d", 172800),
-        ("1.5 H", 5400),
-        ("5min", 300),
-        ("4 hours", 14400),
-        ("1 day 2 hrs 5 minutes 30 sec", 93930),
-        (".5", 0.5),
-        ("2h30m", 9000),
-        ("1d12h", 129600),
-        ("1h 30m", 5400),
-        ("1m30.5s", 90.5),
-        ("02:00:00", 7200),
-        ("36:30:15", 131415),
-        ("1-12:00:00", 129600),
+        ("30", 30), ("30s", 30), ("200ms", 0.2), ("10m", 600), ("4h", 14400), ("2d", 172800), ("1.5 H", 5400),
+        ("5min", 300), ("4 hours", 14400), ("1 day 2 hrs 5 minutes 30 sec", 93930), (".5", 0.5),
+        ("2h30m", 9000), ("1d12h", 129600), ("1h 30m", 5400), ("1m30.5s", 90.5), ("02:00:00", 7200),
+        ("36:30:15", 131415), ("1-12:00:00", 129600),
     ],
-)
+)  # fmt: skip
 def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
@@ -116,13 +93,9 @@ def test_counts_and_pairs_as_text() -> None:
 @pytest.mark.parametrize(
     ("left_s", "text"),
     [
-        (200.0, "in about 3m 20s"),
-        (1.0, "in about 1s"),
-        (0.4, "at any moment"),
-        (-0.9, "at any moment"),
-        (-1.0, "overdue by 1s"),
-        (-185.0, "overdue by 3m 5s"),
+        (200.0, "in about 3m 20s"), (1.0, "in about 1s"), (0.4, "at any moment"), (-0.9, "at any moment"),
+        (-1.0, "overdue by 1s"), (-185.0, "overdue by 3m 5s"),
     ],
-)
+)  # fmt: skip
 def test_an_estimate_that_has_passed_is_overdue(left_s: float, text: str) -> None:
     assert format_due(left_s) == text

@@ -19,6 +19,7 @@ from gpuyard.model.job_progress import (
     time_left,
 )
 from gpuyard.output.progress_line import read_progress_line
+from tests.known import known
 
 
 def amount(done: float, total: float | None = 100, left_s: float | None = None) -> ProgressReading:
@@ -34,81 +35,49 @@ def after(*readings: tuple[float, ProgressReading]) -> JobProgress:
 
 def test_the_time_left_follows_the_speed() -> None:
     progress = after((100, amount(10)), (110, amount(15)), (120, amount(20)))
-    left = time_left(progress, 120)
-    assert left is not None
+    left = known(time_left(progress, 120))
     assert left.likely_s == pytest.approx(160)
     assert left.least_s < 160 < left.most_s
-
-
-def test_the_time_left_shrinks_between_two_readings() -> None:
     progress = after((100, amount(10)), (120, amount(20)))
-    left = time_left(progress, 150)
-    assert left is not None
-    assert left.likely_s == pytest.approx(130)
-
-
-def test_the_start_of_a_program_does_not_count_as_slow_progress() -> None:
+    left = known(time_left(progress, 150))
+    assert left.likely_s == pytest.approx(130), "the time left shrinks between two readings"
     slow_start = after((0, amount(0)), (300, amount(1)), (310, amount(11)), (600, amount(50)))
-    left = time_left(slow_start, 600)
-    assert left is not None
-    assert left.likely_s == pytest.approx(50 * 300 / 49, rel=0.1)
+    left = known(time_left(slow_start, 600))
+    assert left.likely_s == pytest.approx(50 * 300 / 49, rel=0.1), "the start does not count as slow progress"
+    left = known(time_left(after((20, amount(10, left_s=77))), 20))
+    assert left.likely_s == 77, "what the program says counts until its speed is known"
+    progress = after((0, amount(10)), (100, amount(100)), (101, amount(0)), (111, amount(1)), (121, amount(2)))
+    left = known(time_left(progress, 121))
+    assert left.likely_s == pytest.approx(980), "other work that begins at zero has a speed of its own"
+    progress = after((0, amount(10)), (50, amount(60)), (51, amount(58)), (100, amount(90)))
+    assert time_left(progress, 100) is not None, "a bar inside that is over does not make the speed unknown"
 
 
 @pytest.mark.parametrize(
     "progress",
     [
-        JobProgress(),
-        after((5, amount(50))),
-        after((5, amount(10)), (9, amount(20))),
-        after((5, amount(10, None)), (900, amount(20, None))),
-        after((5, amount(10)), (900, amount(10))),
+        JobProgress(), after((5, amount(50))), after((5, amount(10)), (9, amount(20))),
+        after((5, amount(10, None)), (900, amount(20, None))), after((5, amount(10)), (900, amount(10))),
         after((5, amount(0)), (900, amount(0.5))),
     ],
-)
+)  # fmt: skip
 def test_progress_that_says_too_little_gives_no_end(progress: JobProgress) -> None:
     assert time_left(progress, 900) is None
-
-
-def test_what_the_program_says_counts_until_its_speed_is_known() -> None:
-    left = time_left(after((20, amount(10, left_s=77))), 20)
-    assert left is not None
-    assert left.likely_s == 77
-
-
-def test_other_work_that_begins_at_zero_has_a_speed_of_its_own() -> None:
-    progress = after((0, amount(10)), (100, amount(100)), (101, amount(0)), (111, amount(1)), (121, amount(2)))
-    left = time_left(progress, 121)
-    assert left is not None
-    assert left.likely_s == pytest.approx(980)
-
-
-def test_a_bar_inside_that_is_over_does_not_make_the_speed_unknown() -> None:
-    progress = after((0, amount(10)), (50, amount(60)), (51, amount(58)), (100, amount(90)))
-    assert time_left(progress, 100) is not None
-
-
-def test_what_a_program_tells_outweighs_its_output() -> None:
-    told = ProgressReading(amount=WorkDone(done=1, total=10, unit=""), is_told=True)
-    progress = after((1, told), (2, amount(99)))
-    assert progress.amount is not None
-    assert (progress.amount.done, progress.is_told) == (1, True)
 
 
 def test_figures_keep_their_last_value_and_their_range() -> None:
     progress = after((1, ProgressReading(figures=[(("loss", 0.5),), (("loss", 0.1),), (("loss", 0.3),)])))
     assert progress.figures == {"loss": Figure(last=0.3, least=0.1, most=0.5)}
-
-
-def test_a_figure_that_is_no_number_shows_as_unknown_and_keeps_its_range() -> None:
+    # A figure that is no number shows as unknown and keeps its range.
     progress = after((1, ProgressReading(figures=[(("loss", 0.5),), (("loss", None),)])))
     assert progress.figures == {"loss": Figure(last=None, least=0.5, most=0.5)}
     assert progress.curves.values == {"loss": (0.5, None)}
-
-
-def test_lines_between_two_looks_are_spread_over_the_time() -> None:
+    told = ProgressReading(amount=WorkDone(done=1, total=10, unit=""), is_told=True)
+    mixed = after((1, told), (2, amount(99)))
+    assert (mixed.amount, mixed.is_told) == (told.amount, True), "what a program tells outweighs its output"
     lines = ProgressReading(amount=WorkDone(done=1, total=2, unit=""), figures=[(("loss", value),) for value in (3, 2)])
     only = after((10, ProgressReading(figures=[(("loss", 1.0),)])), (20, ProgressReading(figures=lines.figures)))
-    assert only.curves.times_s == (10, 15, 20)
+    assert only.curves.times_s == (10, 15, 20), "lines between two looks are spread over the time"
 
 
 values = st.one_of(st.none(), st.floats())
@@ -133,23 +102,15 @@ def test_everything_is_bounded_and_can_be_stored(
     assert stored.figures == progress.figures
 
 
-# The file
-
-
 @pytest.mark.parametrize(
     ("text", "done", "total", "unit"),
     [
-        ("3/10\n", 3, 10, ""),
-        ("3.5/10 unit=epoch\n", 3.5, 10, "epoch"),
-        ("40%", 40, 100, "%"),
-        ("120", 120, None, ""),
-        ("12/10", 10, 10, ""),
+        ("3/10\n", 3, 10, ""), ("3.5/10 unit=epoch\n", 3.5, 10, "epoch"), ("40%", 40, 100, "%"),
+        ("120", 120, None, ""), ("12/10", 10, 10, ""),
     ],
-)
+)  # fmt: skip
 def test_the_file_says_how_much_is_done(text: str, done: float, total: float | None, unit: str) -> None:
-    reading = read_progress_line(text)
-    assert reading is not None
-    assert reading.amount == WorkDone(done=done, total=total, unit=unit)
+    assert known(read_progress_line(text)).amount == WorkDone(done=done, total=total, unit=unit)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "half", "3/0", "-1/5", "nan/5", "1e9/5", "9" * 30, "{}", "3/10/12"])
@@ -158,8 +119,7 @@ def test_a_file_that_begins_otherwise_says_nothing(text: str) -> None:
 
 
 def test_the_file_has_figures_and_the_time_left() -> None:
-    reading = read_progress_line("3/10 loss=0.5 bad acc=nan left=90 =3 x= \x1b[31m=4\nnot read loss=9")
-    assert reading is not None
+    reading = known(read_progress_line("3/10 loss=0.5 bad acc=nan left=90 =3 x= \x1b[31m=4\nnot read loss=9"))
     assert reading.amount is not None
     assert reading.amount.left_s == 90
     assert reading.figures == ((("loss", 0.5), ("acc", None), ("\\x1b[31m", 4.0)),)

@@ -1,5 +1,7 @@
 """Progress and figures in texts that people print."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from gpuyard.model.job_progress import MOST_FIGURES
 from gpuyard.output.progress_line import LONGEST_NAME, read_line
 from gpuyard.output.progress_reader import MOST_LINES, LogReader, advance, drawn_lines
+from tests.known import known
 
 
 def read(*pieces: str) -> tuple[float, float | None, str] | None:
@@ -51,57 +54,37 @@ def test_a_text_that_tells_progress_is_read(text: str, expected: tuple[float, fl
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "accuracy: 91%",
-        "GPU memory 40% used",
-        "2026/11/18 12:30:45 started",
-        "2026-11-18 12:30:45 INFO 3/10 tests passed",
-        "epoch 11/10",
-        "step 5/0",
-        "epoch 3/" + "9" * 40,
-        "see https://example.org/step 1/2/3",
-        "loaded checkpoint at step 120",
-        "400%|███",
+        "", "accuracy: 91%", "GPU memory 40% used", "2026/11/18 12:30:45 started",
+        "2026-11-18 12:30:45 INFO 3/10 tests passed", "epoch 11/10", "step 5/0", "epoch 3/" + "9" * 40,
+        "see https://example.org/step 1/2/3", "loaded checkpoint at step 120", "400%|███",
     ],
-)
+)  # fmt: skip
 def test_other_text_is_no_progress(text: str) -> None:
     assert read(text) is None
 
 
-def test_a_bare_heading_of_an_epoch_counts_those_before_it_once_steps_were_seen() -> None:
+def test_epochs_count_with_their_steps() -> None:
+    # A bare heading of an epoch counts those before it once steps were seen.
     assert read("Epoch 1/4\n") == (0, 4, "epoch")
     assert read("Epoch 1/4\n", "step 5/10\n") == (0.5, 4, "epoch")
     assert read("Epoch 1/4\nstep 10/10\n", "Epoch 2/4\n") == (1, 4, "epoch")
     assert read("epoch 2/4\n", "epoch 3/4\n") == (3, 4, "epoch")
-
-
-def test_epochs_that_count_from_zero() -> None:
     assert read("epoch 0/4 loss=1\n") == (0, 4, "epoch")
-    assert read("epoch 0/4 step 5/10\n", "epoch 1/4 step 5/10\n") == (1.5, 4, "epoch")
-
-
-def test_steps_that_go_on_from_epoch_to_epoch_count_the_whole_work() -> None:
+    assert read("epoch 0/4 step 5/10\n", "epoch 1/4 step 5/10\n") == (1.5, 4, "epoch"), "epochs that count from zero"
     lines = [f"epoch {1 + step // 10}/4 step {step}/40 loss=1\n" for step in range(1, 26)]
-    assert read(*lines) == (25, 40, "step")
+    assert read(*lines) == (25, 40, "step"), "steps that go on from epoch to epoch count the whole work"
 
 
-def test_of_bars_one_after_the_other_the_last_one_counts() -> None:
+def test_bars_count_from_outside() -> None:
+    # Of bars one after the other the last one counts.
     loading = "\rload: 97%|███▉| 97/100 [00:01<00:00, 90it/s]\n"
     assert read(loading, "\rtrain:  5%|▏| 5/100 [00:01<00:20, 5it/s]") == (5, 100, "step")
-
-
-def test_a_bar_below_another_one_is_inside_it() -> None:
     outer = "\rall:  25%|██▌ | 1/4 [00:01<00:03,  1.0s/it]"
     inner = "\n\rone:  50%|█████| 5/10 [00:01<00:01,  5it/s]\x1b[A"
     assert read(outer, inner) == (1.5, 4, "step")
-    assert read(outer + inner) == (1.5, 4, "step")
-
-
-def test_the_time_left_is_that_of_the_outer_bar_alone() -> None:
+    assert read(outer + inner) == (1.5, 4, "step"), "a bar below another one is inside it"
     reader, _ = advance(LogReader(), "\r 25%|██▌ | 25/100 [00:10<1:00:30,  1.0it/s]")
-    amount = reader.amount()
-    assert amount is not None
-    assert amount.left_s == 3630
+    assert known(reader.amount()).left_s == 3630, "the time left is that of the outer bar alone"
 
 
 @pytest.mark.parametrize(
@@ -123,21 +106,16 @@ def test_named_figures(line: str, expected: dict[str, float | None]) -> None:
     assert figures(line) == expected
 
 
-def test_figures_of_a_line_are_limited_in_number_and_length() -> None:
+def test_what_is_read_is_limited_and_printable() -> None:
     found = figures("epoch 1/2 " + " ".join(f"{'n' * 50}{number}={number}" for number in range(100)))
     assert len(found) <= MOST_FIGURES
-    assert all(len(name) <= LONGEST_NAME for name in found)
-
-
-def test_an_escape_sequence_in_a_name_does_not_get_through() -> None:
-    _, found = advance(LogReader(), "epoch 1/2 \x1b[31mlo\x1b]0;x\x07ss\x1b[0m=0.5 \u202eacc=1\n")
-    assert all(name.isprintable() for line in found for name, _ in line)
-
-
-def test_a_long_output_is_read_from_its_end() -> None:
+    assert all(len(name) <= LONGEST_NAME for name in found), "figures of a line are limited in number and length"
+    # An escape sequence in a name does not get through.
+    _, escaped = advance(LogReader(), "epoch 1/2 \x1b[31mlo\x1b]0;x\x07ss\x1b[0m=0.5 \u202eacc=1\n")
+    assert all(name.isprintable() for line in escaped for name, _ in line)
     lines, _, _ = drawn_lines("".join(f"step {number}/9999\n" for number in range(2000)), 0)
     assert len(lines) == MOST_LINES
-    assert lines[-1].text == "step 1999/9999"
+    assert lines[-1].text == "step 1999/9999", "a long output is read from its end"
 
 
 @given(st.lists(st.text(alphabet="0123456789/%|[]<:=. \r\n\x1b\bAKmepochstlanif█━of", max_size=80), max_size=8))
@@ -151,3 +129,84 @@ def test_any_text_is_read_without_an_error_and_within_bounds(pieces: list[str]) 
             assert amount.total is None or 0 < amount.total <= 1e15
             assert amount.total is None or amount.done <= amount.total
         assert all(len(name) <= LONGEST_NAME and name.isprintable() for line in found for name, _ in line)
+
+
+RECORDINGS = Path(__file__).parents[2] / "data" / "progress"
+
+# What each program had done in the middle, and in the end: done, total, unit.
+MIDDLE = {
+    "alive_progress": (5, 10, ""),
+    "click": (50, 100, "%"),
+    "enlighten": (5, 10, "step"),
+    "fastprogress": (2.5, 4, "epoch"),
+    "keras": (2 + 1 / 6, 4, "epoch"),
+    "lightning": (2.5, None, "epoch"),
+    "lightning_rich": (2.5, 4, "epoch"),
+    "progressbar2": (5, 10, ""),
+    "rich": (50, 100, "%"),
+    "rich_nested": (2.5, 4, "epoch"),
+    "tqdm": (5, 10, "step"),
+    "tqdm_nested": (2.5, 4, "epoch"),
+    "transformers": (12, 24, "step"),
+}
+SILENT_IN_A_FILE = {"click", "enlighten"}
+FIGURES = {
+    "keras": {"loss", "mae", "val_loss", "val_mae"},
+    "lightning": {"train_loss"},
+    "lightning_rich": {"train_loss"},
+    "tqdm": {"acc", "loss"},
+    "fastprogress": {"loss"},
+    "transformers": {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"},
+}
+
+
+def recording(name: str) -> str:
+    return (RECORDINGS / name).read_bytes().decode(errors="replace")
+
+
+def read_recording(text: str) -> tuple[LogReader, set[str]]:
+    reader, figures = advance(LogReader(), text)
+    return reader, {name for line in figures for name, _ in line}
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+def test_a_bar_on_a_terminal_is_read_in_the_middle_of_the_work(name: str) -> None:
+    amount = known(read_recording(recording(f"{name}.half.txt"))[0].amount())
+    assert amount.done == pytest.approx(MIDDLE[name][0])
+    assert (amount.total, amount.unit) == MIDDLE[name][1:]
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+@pytest.mark.parametrize("kind", ["pty", "file"])
+def test_the_whole_output_is_read_as_done(name: str, kind: str) -> None:
+    amount = read_recording(recording(f"{name}.{kind}.txt"))[0].amount()
+    if kind == "file" and name in SILENT_IN_A_FILE:
+        assert amount is None
+        return
+    assert amount is not None
+    assert amount.unit == MIDDLE[name][2]
+    assert amount.done == (4 if amount.total is None else amount.total)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_named_figures_are_read(name: str) -> None:
+    found = read_recording(recording(f"{name}.half.txt") + "\n")[1] | read_recording(recording(f"{name}.pty.txt"))[1]
+    assert found == FIGURES[name]
+
+
+@pytest.mark.parametrize("name", sorted(MIDDLE.keys() - FIGURES.keys()))
+def test_bars_without_figures_have_none(name: str) -> None:
+    assert read_recording(recording(f"{name}.pty.txt"))[1] == set()
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+@pytest.mark.parametrize("size", [7, 97, 1000])
+def test_output_in_pieces_is_read_as_the_whole(name: str, size: int) -> None:
+    text, reader = recording(f"{name}.half.txt"), LogReader()
+    for start in range(0, len(text), size):
+        reader, _ = advance(reader, text[start : start + size])
+    whole = read_recording(text)[0].amount()
+    in_pieces = reader.amount()
+    assert whole is not None
+    assert in_pieces is not None
+    assert (in_pieces.done, in_pieces.total) == (whole.done, whole.total)

@@ -28,6 +28,7 @@ from gpuyard.policy.rules import HostLoad, Stagger, StartRequest
 from gpuyard.policy.running_counts import StartedSoFar
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import World
+from tests.known import known
 from tests.unit.policy.test_placement import ALICE, CARD, GB, card, lease, shared
 
 PACE = BatchPace(
@@ -97,12 +98,8 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
     rest = Need(memory=UncertainMemory(12 * GB, 6 * GB, 6 * GB))
     largest = PaceState(run_vram_mb=3 * GB)
     assert on_card(PACE, largest, promised(5 * GB, 2 * GB), need=rest) is None
-    reason = on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest)
-    assert reason is not None
+    reason = known(on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest))
     assert (reason.kind, reason.had) == (ReasonKind.TOO_FULL, 9 * GB)
-
-
-# The figure of each gate
 
 
 @pytest.mark.parametrize(
@@ -112,9 +109,7 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
         (Seen(at=10.0, ram=2000.0), ReasonKind.HOST_TOO_FULL, "2000 MB of RAM available < 2048 MB"),
     ],
 )
-def test_a_host_beyond_its_bound_holds_the_next_run_back_with_its_figure(
-    reading: Seen, kind: ReasonKind, text: str
-) -> None:
+def test_a_host_beyond_its_bound_holds_the_next_run_back(reading: Seen, kind: ReasonKind, text: str) -> None:
     (reason,) = pace_refusals(PACE, after(PACE, reading), 10.0)
     assert (reason.kind, reason.text) == (kind, text)
 
@@ -127,36 +122,29 @@ def test_a_host_beyond_its_bound_holds_the_next_run_back_with_its_figure(
     ],
 )
 def test_a_device_beyond_its_bound_is_refused_with_its_figure(reading: Seen, kind: ReasonKind, text: str) -> None:
-    reason = on_card(PACE, after(PACE, reading))
-    assert reason is not None
+    reason = known(on_card(PACE, after(PACE, reading)))
     assert (reason.kind, reason.text, reason.device_id) == (kind, text, "G0")
 
 
-def test_a_figure_equal_to_its_limit_closes_no_gate() -> None:
+def test_a_figure_at_its_limit_or_without_a_bound_closes_no_gate() -> None:
     standing = after(PACE, Seen(at=10.0, cpu=80.0, ram=2 * GB, gpu=70.0, used=8 * GB))
     assert not refused(PACE, standing)
-    assert on_card(PACE, standing) is None
-
-
-def test_a_bound_that_was_not_asked_for_holds_nothing_back() -> None:
+    assert on_card(PACE, standing) is None, "a figure equal to its limit closes no gate"
     free = BatchPace()
     standing = after(free, Seen(at=10.0, cpu=100.0, ram=1.0, gpu=100.0, used=CARD))
     assert not refused(free, standing)
-    assert on_card(free, standing) is None
+    assert on_card(free, standing) is None, "a bound that was not asked for holds nothing back"
 
 
-def test_one_spike_of_load_decides_nothing() -> None:
+def test_one_spike_or_lull_of_load_decides_nothing() -> None:
     calm = [Seen(at=float(second), cpu=20.0, gpu=20.0) for second in range(10)]
     standing = after(PACE, *calm, Seen(at=10.0, cpu=100.0, gpu=100.0))
     assert not refused(PACE, standing)
-    assert on_card(PACE, standing) is None
-
-
-def test_one_lull_of_load_decides_nothing() -> None:
+    assert on_card(PACE, standing) is None, "one spike of load decides nothing"
     busy = [Seen(at=float(second), cpu=100.0, gpu=100.0) for second in range(10)]
     standing = after(PACE, *busy, Seen(at=10.0, cpu=0.0, gpu=0.0))
     assert refused(PACE, standing) == [ReasonKind.HOST_TOO_BUSY]
-    assert on_card(PACE, standing) is not None
+    assert on_card(PACE, standing) is not None, "one lull of load decides nothing"
 
 
 def test_memory_is_judged_by_the_worse_of_now_and_of_late() -> None:
@@ -165,23 +153,24 @@ def test_memory_is_judged_by_the_worse_of_now_and_of_late() -> None:
         standing = after(PACE, *samples)
         assert ReasonKind.HOST_TOO_FULL in refused(PACE, standing)
         assert on_card(PACE, standing) is not None
-
-
-def test_a_host_without_a_byte_of_memory_is_full_at_once() -> None:
+    # A host without a byte of memory is full at once.
     assert refused(PACE, after(PACE, Seen(at=9.9), Seen(at=10.0, ram=0.0))) == [ReasonKind.HOST_TOO_FULL]
 
 
-# Use that counts before it is measured
-
-
-def test_memory_that_runs_have_not_taken_yet_counts_as_taken() -> None:
+def test_use_counts_before_it_is_measured() -> None:
+    # Memory that runs have not taken yet counts as taken.
     reading = Seen(at=10.0, ram=4 * GB)
     assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=2 * GB)))
     (reason,) = pace_refusals(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=3 * GB)), 10.0)
     assert reason.text == "1024 MB of RAM left (3072 MB reserved for runs) < 2048 MB"
+    # A run counts its own memory where it would not be the first.
+    reading, expected = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
+    assert not refused(PACE, after(PACE, reading, expected=expected))
+    assert refused(PACE, after(PACE, reading, expected=expected, running=1)) == [ReasonKind.HOST_TOO_FULL]
 
 
-def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_no_gate() -> None:
+def test_load_counts_before_averages_show_it() -> None:
+    # Load that averages do not show yet holds the next run back and closes no gate.
     bound = PACE.max_cpu_percent or 0.0
     reading = Seen(at=10.0, cpu=bound - 10.0)
     assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(cpu_percent=10.0)))
@@ -189,9 +178,7 @@ def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_n
     (reason,) = pace_refusals(PACE, standing, 10.0)
     assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (including runs that have just started)"
     assert not refused(PACE, update_pace(standing, PACE, reading.snapshot(), ExpectedUse(), 10.1))
-
-
-def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -> None:
+    # A machine that may be as busy as it likes waits for no load to come.
     pace = replace(PACE, max_cpu_percent=100.0)
     assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), expected=ExpectedUse(cpu_percent=300.0)))
 
@@ -200,12 +187,6 @@ def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -
 def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None:
     assert unshown_percent(80.0, age_s, 5.0) == percent
     assert unshown_percent(80.0, age_s, 0.0) == 0.0
-
-
-def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
-    reading, expected = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
-    assert not refused(PACE, after(PACE, reading, expected=expected))
-    assert refused(PACE, after(PACE, reading, expected=expected, running=1)) == [ReasonKind.HOST_TOO_FULL]
 
 
 @pytest.mark.parametrize(
@@ -219,17 +200,16 @@ def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
         (shared(6 * GB), [promised(None)], CARD + 6 * GB),
     ],
 )
-def test_a_device_is_charged_its_reservations_and_one_more_run_unless_that_is_the_first(
+def test_a_device_is_charged_its_leases_and_one_more_run(
     need: Need, promises: list[PromisedShare], charged: float
 ) -> None:
     assert charged_on(DeviceState(card(0), promises, None), need) == charged
 
 
-def test_memory_of_foreign_processes_is_charged_too() -> None:
+def test_a_device_is_charged_foreign_memory_and_one_of_unknown_size_nothing() -> None:
+    # Memory of foreign processes is charged too.
     assert charged_on(DeviceState(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
-
-
-def test_a_device_of_unknown_size_is_charged_nothing() -> None:
+    # A device of unknown size is charged nothing.
     bare = card(0, used=None, memory_total_mb=None)
     room = DeviceState(bare, [], None)
     assert device_refusal(PACE, PaceState(), room, shared(GB), 10.0) is None
@@ -238,12 +218,8 @@ def test_a_device_of_unknown_size_is_charged_nothing() -> None:
 def test_no_launch_exceeds_the_limit_of_a_device_that_seems_empty() -> None:
     standing = after(PACE, Seen(at=10.0))
     assert on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB)) is None
-    reason = on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB + 1))
-    assert reason is not None
+    reason = known(on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB + 1)))
     assert reason.text == "GPU memory 8193 MB, including reservations and one more run, > 8192 MB"
-
-
-# When gates open
 
 
 def test_a_gate_that_has_closed_tells_for_how_long_its_figure_has_been_within() -> None:
@@ -254,12 +230,18 @@ def test_a_gate_that_has_closed_tells_for_how_long_its_figure_has_been_within() 
     assert not refused(pace, after(pace, Seen(at=8.0, cpu=90.0), Seen(at=9.0), Seen(at=12.0)), 12.0)
 
 
-def test_launches_are_so_far_apart() -> None:
+def test_starts_are_staggered() -> None:
     pace = BatchPace(stagger_s=5.0)
     standing = PaceState(launched_at=10.0, sampled_at=12.0)
     (reason,) = pace_refusals(pace, standing, 12.0)
     assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "runs start 5 s apart, the next one in 3.0 s")
-    assert not refused(pace, standing, 15.0)
+    assert not refused(pace, standing, 15.0), "launches are so far apart"
+    # A clock that was set back holds no batch up until it is there again.
+    assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, sampled_at=5000.0), now=1000.0)
+    # A run of another batch delays the next one until a new snapshot.
+    standing = after(PACE, Seen(at=10.0))
+    assert refused(PACE, replace(standing, any_launched_at=10.0)) == [ReasonKind.STAGGERED]
+    assert refused(PACE, replace(standing, any_launched_at=9.9)) == []
 
 
 @pytest.mark.parametrize(("sampled_at", "may"), [(9.0, False), (10.0, False), (10.001, True), (None, True)])
@@ -268,26 +250,14 @@ def test_the_next_run_needs_a_snapshot_taken_after_the_last_start(sampled_at: fl
     assert refused(BatchPace(), standing, 20.0) == ([] if may else [ReasonKind.STAGGERED])
 
 
-def test_a_clock_that_was_set_back_holds_no_batch_up_until_it_is_there_again() -> None:
-    assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, sampled_at=5000.0), now=1000.0)
-
-
-# Unreadable figures
-
-
 @pytest.mark.parametrize(
     ("change", "options_named"),
     [
-        ({}, []),
-        ({"cpu": None}, ["--max-cpu"]),
-        ({"ram": None}, ["--min-free-mem-mb"]),
-        ({"gpu": None}, ["--max-gpu"]),
-        ({"used": None}, ["--max-gpu-mem-mb"]),
+        ({}, []), ({"cpu": None}, ["--max-cpu"]), ({"ram": None}, ["--min-free-mem-mb"]),
+        ({"gpu": None}, ["--max-gpu"]), ({"used": None}, ["--max-gpu-mem-mb"]),
     ],
-)
-def test_a_limit_on_an_unreadable_figure_is_reported_and_closes_no_gate(
-    change: dict[str, None], options_named: list[str]
-) -> None:
+)  # fmt: skip
+def test_an_unreadable_figure_is_reported_and_closes_no_gate(change: dict[str, None], options_named: list[str]) -> None:
     standing = after(PACE, replace(Seen(at=10.0), **change))
     assert list(unreadable_bounds(PACE, standing, has_devices=True)) == options_named
     assert not refused(PACE, standing)
@@ -302,44 +272,30 @@ def test_a_lower_bound_of_the_used_memory_closes_its_gate() -> None:
 
     assert not list(unreadable_bounds(PACE, standing(7 * GB), has_devices=True))
     assert on_card(PACE, standing(7 * GB)) is None
-    reason = on_card(PACE, standing(9 * GB))
-    assert reason is not None
-    assert reason.kind is ReasonKind.TOO_FULL
+    assert known(on_card(PACE, standing(9 * GB))).kind is ReasonKind.TOO_FULL
 
 
-def test_a_figure_is_known_where_one_device_gives_it() -> None:
+def test_which_bounds_are_missed() -> None:
+    # A figure is known where one device gives it.
     blind, seeing = card(0, None, utilization_percent=None), card(1)
     snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(blind, seeing))
     assert not list(unreadable_bounds(PACE, update_pace(PaceState(), PACE, snapshot, NOTHING, 1.0), has_devices=True))
-
-
-def test_a_bound_that_was_not_asked_for_is_not_missed() -> None:
+    # A bound that was not asked for is not missed.
     nothing = Snapshot(taken_at=1.0, host=Host())
     assert not list(
         unreadable_bounds(BatchPace(), update_pace(PaceState(), BatchPace(), nothing, NOTHING, 1.0), has_devices=False)
     )
-
-
-def test_devices_that_are_gone_for_a_moment_are_not_devices_without_figures() -> None:
+    # Devices that are gone for a moment are not devices without figures.
     standing = update_pace(PaceState(), PACE, Snapshot(taken_at=1.0, host=Host()), NOTHING, 1.0)
     of_the_host = ["--max-cpu", "--min-free-mem-mb"]
     assert list(unreadable_bounds(PACE, standing, has_devices=True)) == of_the_host
     assert list(unreadable_bounds(PACE, standing, has_devices=False)) == [*of_the_host, "--max-gpu", "--max-gpu-mem-mb"]
 
 
-def test_a_run_of_another_batch_delays_the_next_one_until_a_new_snapshot() -> None:
-    standing = after(PACE, Seen(at=10.0))
-    assert refused(PACE, replace(standing, any_launched_at=10.0)) == [ReasonKind.STAGGERED]
-    assert refused(PACE, replace(standing, any_launched_at=9.9)) == []
-
-
 def test_a_figure_missing_for_a_moment_is_remembered_and_one_missing_for_long_is_forgotten() -> None:
     busy, blind = Seen(at=0.0, cpu=100.0), Seen(at=1.0, cpu=None)
     assert refused(PACE, after(PACE, busy, blind)) == [ReasonKind.HOST_TOO_BUSY]
     assert not refused(PACE, after(PACE, busy, blind, replace(blind, at=60.0)))
-
-
-# Properties of any sequence of readings
 
 
 percents = st.one_of(st.none(), st.floats(0.0, 100.0))
@@ -375,9 +331,7 @@ def test_a_gate_is_never_open_while_its_figure_is_beyond_its_bound(steps: list[t
 
 
 @given(sequences)
-def test_after_closing_a_gate_opens_only_when_its_figure_was_within_for_long_enough(
-    steps: list[tuple[float, Seen]],
-) -> None:
+def test_a_closed_gate_opens_once_its_figure_was_within_for_long(steps: list[tuple[float, Seen]]) -> None:
     beyond_at: dict[int, float] = {}
     was_closed: dict[int, bool] = {}
     for reading, standing in zip(with_times(steps), standings(PACE, with_times(steps)), strict=True):

@@ -25,9 +25,15 @@ def with_drain(planner_view: World) -> World:
     return replace(planner_view, machine=replace(machine, closed=closed_devices(machine.snapshot, [DRAIN], ())))
 
 
-def test_work_goes_to_other_devices() -> None:
+def test_a_closed_device_gets_no_work_nor_do_its_parts() -> None:
+    # Work goes to other devices.
     assert devices_of(choose(Need(), closed_view(machine(card(0), card(1)), DRAIN))) == ("G1",)
     assert devices_of(choose(shared(GB), closed_view(machine(card(0), card(1)), banned=("G0",)))) == ("G1",)
+    # The drain or ban of a card holds for its parts.
+    parts = [replace(card(number), parent="G0") for number in (1, 2)]
+    seen = machine(card(0), *parts, card(3))
+    assert devices_of(choose(Need(), closed_view(seen, DRAIN))) == ("G3",)
+    assert devices_of(choose(Need(), closed_view(seen, banned=("G0",)))) == ("G3",)
 
 
 def test_the_reason_names_the_user_the_time_and_why() -> None:
@@ -40,25 +46,14 @@ def test_the_reason_names_the_user_the_time_and_why() -> None:
     assert "gpuyard devices undrain" in reason.remedy
 
 
-def test_the_drain_or_ban_of_a_card_holds_for_its_parts() -> None:
-    parts = [replace(card(number), parent="G0") for number in (1, 2)]
-    seen = machine(card(0), *parts, card(3))
-    assert devices_of(choose(Need(), closed_view(seen, DRAIN))) == ("G3",)
-    assert devices_of(choose(Need(), closed_view(seen, banned=("G0",)))) == ("G3",)
-
-
-def test_a_job_that_waits_for_a_drained_device_keeps_no_other_device_free() -> None:
+def test_jobs_wait_resume_and_preempt_around_a_drained_device() -> None:
     plan = decide(with_drain(view(queue(1, Need(devices=2)), queue(2, Need()), on=2)))
-    assert started(plan) == {2: ("G1",)}
+    assert started(plan) == {2: ("G1",)}, "a job that waits for a drained device keeps no other device free"
     assert ReasonKind.CLOSED in {reason.kind for reason in waiting_job(plan, 1).reasons}
-
-
-def test_a_suspended_job_resumes_on_its_drained_device() -> None:
+    # A suspended job resumes on its drained device.
     resumed = queue(-7, replace(shared(GB), only=("G0",), is_resumed=True), 7, resumes=True)
     assert started(decide(with_drain(view(resumed, queue(2, shared(GB)), on=1)))) == {7: ("G0",)}
-
-
-def test_no_job_is_preempted_on_a_drained_device() -> None:
+    # No job is preempted on a drained device.
     urgent = queue(1, Need(), priority=100, preempts=True)
     plan = decide(with_drain(view(urgent, on=1, leases=[lease("a", "G0")])))
     assert (plan.starts, plan.preempts, plan.head) == ((), (), waiting_job(plan, 1))

@@ -14,27 +14,21 @@ TWO_NODES = CpuLayout(
 )  # fmt: skip
 
 
-def test_the_node_of_the_gpus_goes_first() -> None:
+def test_which_cpus_a_job_gets() -> None:
     assert choose_cpus(4, TWO_NODES, (), {1}) == (8, 9, 10, 11)
     assert choose_cpus(4, TWO_NODES, (8, 9), {1}) == (10, 11, 12, 13)
     assert choose_cpus(10, TWO_NODES, (), {1}) == (0, 1, *range(8, 16)), "what the node lacks comes from the other"
-    assert choose_cpus(4, TWO_NODES, (), {None, 1}) == (8, 9, 10, 11)
-
-
-def test_without_a_node_of_a_gpu_the_smallest_group_that_is_large_enough_is_used() -> None:
+    assert choose_cpus(4, TWO_NODES, (), {None, 1}) == (8, 9, 10, 11), "the node of the GPUs goes first"
+    # Without a node of a GPU the smallest group that is large enough is used.
     assert choose_cpus(4, TWO_NODES, range(3), ()) == (3, 4, 5, 6)
     assert choose_cpus(6, TWO_NODES, range(3), ()) == tuple(range(8, 14))
     assert choose_cpus(4, TWO_NODES, (), {None}) == (0, 1, 2, 3)
-
-
-def test_jobs_without_a_declaration_run_on_what_is_left_and_never_on_none() -> None:
+    # Jobs without a declaration run on what is left and never on none.
     assert choose_cpus(None, TWO_NODES, range(14), {0}) == (14, 15)
     assert choose_cpus(None, TWO_NODES, range(16), {0}) == tuple(range(16))
     assert choose_cpus(4, TWO_NODES, range(14), {0}) == (14, 15), "too few are left: it shares them"
     assert choose_cpus(None, CpuLayout(), (), ()) == (), "nothing is known: anywhere"
-
-
-def test_an_attempt_owns_its_cpus_only_if_it_has_as_many_as_it_declared() -> None:
+    # An attempt owns its CPUs only if it has as many as it declared.
     assert owned_cpus([(2, (0, 1)), (None, (2, 3)), (4, (4, 5))]) == {0, 1}
 
 

@@ -38,11 +38,17 @@ def parts(own: tuple[float, float], others: tuple[float, float], foreign: float,
     )
 
 
-def test_each_lease_is_charged_the_larger_of_its_reservation_and_its_use() -> None:
+def test_a_device_is_divided_into_leases_foreign_and_free_memory() -> None:
+    # Each lease is charged the larger of its reservation and its use.
     promises = [promise("own", 8_000.0, 2_000.0), promise("own-2", 1_000.0, 3_000.0), promise("x", 4_000.0, 1_000.0)]
     assert break_down(device(7_000.0), promises, OWN) == parts(
         (11_000.0, 5_000.0), (4_000.0, 1_000.0), foreign=1_000.0, free=8_000.0
     )
+    # An exclusive lease has the whole device except foreign memory.
+    found = break_down(device(5_000.0), [promise("own", None, 2_000.0, alone=True)], OWN)
+    assert found == parts((21_000.0, 2_000.0), (0.0, 0.0), foreign=3_000.0, free=0.0)
+    # A device without leases is free.
+    assert break_down(device(0.0), [], OWN) == parts((0.0, 0.0), (0.0, 0.0), foreign=0.0, free=24_000.0)
 
 
 def test_the_margin_of_first_runs_is_reserved_by_them_and_is_not_foreign() -> None:
@@ -57,22 +63,11 @@ def test_the_margin_of_first_runs_is_reserved_by_them_and_is_not_foreign() -> No
     assert both.own_mb - 4_900.0 == both.others_mb - 2_000.0 > 0.0
 
 
-def test_an_exclusive_lease_has_the_whole_device_except_foreign_memory() -> None:
-    found = break_down(device(5_000.0), [promise("own", None, 2_000.0, alone=True)], OWN)
-    assert found == parts((21_000.0, 2_000.0), (0.0, 0.0), foreign=3_000.0, free=0.0)
-
-
-def test_a_device_without_leases_is_free() -> None:
-    assert break_down(device(0.0), [], OWN) == parts((0.0, 0.0), (0.0, 0.0), foreign=0.0, free=24_000.0)
-
-
-def test_hidden_use_is_unknown_and_still_charged() -> None:
+def test_hidden_use_is_charged_and_a_device_without_figures_is_unknown() -> None:
     found = break_down(device(6_000.0), [promise("own", 8_000.0, None)], OWN)
     assert (found.own_mb, found.own_used_mb) == (8_000.0, None)
-    assert (found.foreign_mb, found.free_mb) == (0.0, 16_000.0)
-
-
-def test_of_a_device_without_figures_nothing_is_known() -> None:
+    assert (found.foreign_mb, found.free_mb) == (0.0, 16_000.0), "hidden use is unknown and still charged"
+    # Of a device without figures nothing is known.
     unknown = Device(id="GPU-a", vendor=Vendor.INTEL)
     found = break_down(unknown, [promise("own", 8_000.0, None)], OWN)
     assert (found.capacity_mb, found.own_mb, found.foreign_mb, found.free_mb) == (None, None, None, None)

@@ -60,9 +60,7 @@ def xids(*codes: int, at: float = 100.0) -> HealthFigures:
         (NARROW, IssueKind.LINK, Severity.ALARM),
     ],
 )
-def test_each_figure_is_a_fault_or_an_alarm_with_a_remedy(
-    health: HealthFigures, kind: IssueKind, severity: Severity
-) -> None:
+def test_each_figure_has_a_severity_and_a_remedy(health: HealthFigures, kind: IssueKind, severity: Severity) -> None:
     assert judged(health) == [(kind, severity)]
     (issue,) = find_issues(card(health=health), ())
     assert issue.remedy
@@ -89,20 +87,15 @@ def test_the_xids_of_programs_are_not_those_of_cards() -> None:
     assert {48, 63, 64, 74, 79, 92, 94, 95, 119, 120} <= XIDS.keys()
 
 
-def test_a_recorded_xid_is_a_fault_although_this_process_saw_no_event() -> None:
+def test_marks_say_since_when_and_do_not_outlast_their_figure() -> None:
     assert judged(None, mark(IssueKind.XID, xid=79)) == [(IssueKind.XID, Severity.FAULT)]
     (issue,) = find_issues(card(health=xids(79, at=200.0)), [mark(IssueKind.XID, xid=79)])
-    assert issue.since == 100.0
-
-
-def test_a_mark_of_a_figure_says_since_when_and_does_not_outlast_the_figure() -> None:
+    assert issue.since == 100.0, "a recorded Xid is a fault although this process saw no event"
     noted = mark(IssueKind.ECC)
     (issue,) = find_issues(card(health=HealthFigures(ecc_uncorrected=1)), [noted])
-    assert issue.since == 100.0
+    assert issue.since == 100.0, "a mark of a figure says since when and does not outlast the figure"
     assert judged(HealthFigures(ecc_uncorrected=0), noted) == []
-
-
-def test_a_link_that_lost_lanes_is_a_fault_until_it_has_them_again() -> None:
+    # A link that lost lanes is a fault until it has them again.
     noted = mark(IssueKind.LINK)
     assert judged(NARROW, noted) == [(IssueKind.LINK, Severity.FAULT)]
     assert judged(HealthFigures(link_width=16, link_width_max=16), noted) == []
@@ -117,25 +110,26 @@ def test_clearing_accepts_what_was_and_not_what_gets_worse() -> None:
     assert judged(HealthFigures(ecc_uncorrected=3), cleared) == [(IssueKind.ECC, Severity.FAULT)]
     assert judged(HealthFigures(remap_failed=True), cleared) == [(IssueKind.REMAP_FAILED, Severity.FAULT)]
     assert judged(HealthFigures(link_width=4, link_width_max=16), cleared) == [(IssueKind.LINK, Severity.ALARM)]
-
-
-def test_after_the_driver_was_loaded_again_its_counter_starts_from_zero() -> None:
+    # After the driver was loaded again its counter starts from zero.
     cleared = mark(since=300.0, accepted=HealthFigures(ecc_uncorrected=5))
     assert judged(HealthFigures(ecc_uncorrected=1), cleared) == [(IssueKind.ECC, Severity.FAULT)]
 
 
-def test_what_is_wrong_with_a_card_is_wrong_with_its_parts_and_not_with_others() -> None:
+def test_faults_come_first_reach_parts_and_have_a_remedy() -> None:
+    # What is wrong with a card is wrong with its parts and not with others.
     seen = snapshot(card(0, HealthFigures(ecc_uncorrected=1)), card(1), card(2, parent="G0"))
     assert first_faults(device_issues(seen, ())).keys() == {"G0", "G2"}
-
-
-def test_faults_come_before_alarms() -> None:
     health = HealthFigures(throttle=(Throttle.SW_THERMAL,), ecc_uncorrected=1)
-    assert [severity for _, severity in judged(health)] == [Severity.FAULT, Severity.ALARM]
+    assert [severity for _, severity in judged(health)] == [Severity.FAULT, Severity.ALARM], "faults come before alarms"
+    seen = snapshot(card(0, xids(79)))
+    reason = closed_devices(seen, (), ())["G0"]
+    assert reason.kind is ReasonKind.UNHEALTHY
+    assert "Xid 79" in reason.text
+    assert "gpuyard devices clear" in reason.remedy, "the reason names the fault and the remedy"
 
 
 @pytest.mark.parametrize("memory", [FixedMemory(2 * GB), WholeDevice(2 * GB)])
-def test_a_faulty_device_gets_no_work_and_a_throttled_one_gets_it_last(memory: FixedMemory | WholeDevice) -> None:
+def test_a_faulty_device_gets_no_work_and_a_hot_one_last(memory: FixedMemory | WholeDevice) -> None:
     need = Need(memory=memory)
     hot = card(0, HealthFigures(throttle=(Throttle.HW_THERMAL,)))
     broken = card(1, HealthFigures(ecc_uncorrected=1))
@@ -148,11 +142,3 @@ def test_a_faulty_device_gets_no_work_and_a_throttled_one_gets_it_last(memory: F
     assert place(hot, broken, card(2)) == ["G2"]
     assert place(hot, broken) == ["G0"]
     assert place(broken) == []
-
-
-def test_the_reason_names_the_fault_and_the_remedy() -> None:
-    seen = snapshot(card(0, xids(79)))
-    reason = closed_devices(seen, (), ())["G0"]
-    assert reason.kind is ReasonKind.UNHEALTHY
-    assert "Xid 79" in reason.text
-    assert "gpuyard devices clear" in reason.remedy

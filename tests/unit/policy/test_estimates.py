@@ -19,6 +19,7 @@ from gpuyard.policy.estimates import (
     memory_estimate,
     prediction_error,
 )
+from tests.known import known
 
 SEEN = Profile(count=3, durations_s=(50.0, 80.0, 50.0))
 peaks = st.floats(100.0, 80_000.0)
@@ -37,12 +38,7 @@ def learned(*peaks_mb: float, is_exact: bool = True) -> Profile:
 
 
 def given_to(profile: Profile) -> float:
-    memory_mb = memory_estimate(profile)
-    assert memory_mb is not None
-    return memory_mb
-
-
-# Time
+    return known(memory_estimate(profile))
 
 
 def after_runs(*durations_s: float) -> Profile:
@@ -60,16 +56,12 @@ def test_durations_are_learned_as_least_mean_and_most(runs: list[float]) -> None
     assert profile.mean_s == pytest.approx(sum(runs) / len(runs), abs=1e-3)
 
 
-def test_the_last_durations_are_kept() -> None:
+def test_what_a_run_teaches_about_time() -> None:
+    # The last durations are kept.
     profile = after_runs(*[1000.0] * 5, *[10.0] * KEPT_DURATIONS)
     assert (profile.count, profile.durations_s) == (5 + KEPT_DURATIONS, (10.0,) * KEPT_DURATIONS)
-
-
-def test_a_run_that_was_cut_short_says_nothing_about_time() -> None:
+    # A run that was cut short says nothing about time.
     assert learn(SEEN, FinishedRun(seconds=1.0, is_whole=False, at=5.0)) == replace(SEEN, seen_at=5.0)
-
-
-# Memory
 
 
 def test_peaks_of_runs_that_preallocated_are_not_mixed_with_others() -> None:
@@ -126,20 +118,17 @@ def test_memory_that_was_not_enough_is_never_estimated_again(runs: list[float], 
     assert given_to(profile) >= given_to(learned(*runs))
 
 
-def test_a_run_that_was_cut_short_proves_only_that_it_needs_at_least_so_much() -> None:
+def test_a_run_teaches_no_more_memory_than_it_showed() -> None:
+    # A run that was cut short proves only that it needs at least so much.
     before = learned(4000.0, 4000.0)
     assert memory_estimate(learn(before, FinishedRun(peak_mb=100.0, is_whole=False))) == memory_estimate(before)
     assert given_to(learn(before, FinishedRun(peak_mb=9000.0, is_whole=False))) > 9000.0
     assert memory_estimate(learn(Profile(), FinishedRun(peak_mb=100.0, is_whole=False))) is None
-
-
-def test_an_unmeasured_run_teaches_nothing_about_memory() -> None:
+    # An unmeasured run teaches nothing about memory.
     assert memory_estimate(learn(Profile(), FinishedRun(seconds=10.0))) is None
     before = learned(4000.0)
     assert memory_estimate(learn(before, FinishedRun(seconds=10.0))) == memory_estimate(before)
-
-
-def test_one_run_of_a_command_does_not_predict_other_commands_of_the_program() -> None:
+    # One run of a command does not predict other commands of the program.
     assert memory_estimate(learned(4000.0, is_exact=False)) is None
     assert memory_estimate(learned(4000.0)) is not None
 
@@ -166,50 +155,39 @@ def test_a_profile_stays_small(runs: list[float]) -> None:
     assert all(math.isfinite(peak) for peak in learned(*runs).peaks_mb)
 
 
-# Fingerprints
-
-
-def test_the_exact_command_and_its_program_have_different_fingerprints() -> None:
+def test_fingerprints_tell_commands_programs_folders_and_vendors_apart() -> None:
     exact, program = fingerprints(("python", "train.py", "--lr", "1"))
     other_exact, same_program = fingerprints(("python", "train.py", "--lr", "2"))
     assert exact != other_exact
-    assert program == same_program
+    assert program == same_program, "the exact command and its program have different fingerprints"
     assert fingerprints(("python", "-u", "eval.py"))[1] != program
     assert fingerprints(("python", "-u", "train.py"))[1] == program
-
-
-def test_a_configuration_that_was_changed_makes_another_command_of_the_same_program() -> None:
     exact, program = fingerprints(("python", "train.py"), configuration="a")
     other_exact, same_program = fingerprints(("python", "train.py"), configuration="b")
     assert exact != other_exact
-    assert program == same_program
-
-
-def test_a_script_is_that_of_its_folder_and_a_module_is_itself() -> None:
+    assert program == same_program, "a configuration that was changed makes another command of the same program"
     here, there = fingerprints(("python", "train.py"), "/a"), fingerprints(("python", "train.py"), "/b")
-    assert here[1] != there[1]
+    assert here[1] != there[1], "a script is that of its folder and a module is itself"
     assert fingerprints(("python", "/x/train.py"), "/a") == fingerprints(("python", "/x/train.py"), "/b")
     assert fingerprints(("python", "-m", "pkg.train"))[1] != fingerprints(("python", "-m", "pkg.eval"))[1]
-
-
-def test_words_are_not_joined_into_others() -> None:
-    assert fingerprints(("echo", "a b"))[0] != fingerprints(("echo", "a", "b"))[0]
-
-
-def test_a_command_that_is_not_utf_8_has_fingerprints_too() -> None:
+    assert fingerprints(("echo", "a b"))[0] != fingerprints(("echo", "a", "b"))[0], "words are not joined into others"
+    # A command that is not utf 8 has fingerprints too.
     assert fingerprints(("run", "caf\udce9.py"))[1] != fingerprints(("run", "caf\udce8.py"))[1]
+    prints = [fingerprints(("python", "train.py"), vendor=vendor) for vendor in (None, "nvidia", "amd")]
+    assert len({each for pair in prints for each in pair}) == 6
+    assert prints[0] == fingerprints(("python", "train.py")), "a program is learned anew on the GPUs of another vendor"
 
 
-# Duration
-
-
-def test_an_unknown_duration_has_no_estimate() -> None:
-    assert estimate(spec(), None) == Estimate()
-
-
-def test_one_run_is_no_bound_of_a_duration() -> None:
+def test_durations_are_estimated_from_runs_declarations_and_limits() -> None:
+    assert estimate(spec(), None) == Estimate(), "an unknown duration has no estimate"
+    # One run is no bound of a duration.
     assert estimate(spec(), after_runs(100.0)) == Estimate(least_s=50.0, likely_s=100.0, most_s=200.0)
     assert estimate(spec(), replace(after_runs(100.0), is_exact=False)).most_s == 500.0
+    # A declared duration wins over the learned one.
+    assert estimate(spec(duration_s=5.0), SEEN) == Estimate(least_s=5.0, likely_s=5.0, most_s=5.0)
+    # A time limit alone says when it is over at the latest.
+    assert estimate(spec(time_limit_s=100.0, grace_s=20.0), None) == Estimate(most_s=120.0)
+    assert estimate(spec(time_limit_s=1e6), SEEN) == estimate(spec(), SEEN), "a limit that is far away changes nothing"
 
 
 @given(st.lists(st.floats(1.0, 1e5), min_size=1, max_size=KEPT_DURATIONS // 2))
@@ -229,27 +207,9 @@ def bounds(profile: Profile) -> tuple[float, float]:
     return found.least_s, found.most_s
 
 
-def test_a_declared_duration_wins_over_the_learned_one() -> None:
-    assert estimate(spec(duration_s=5.0), SEEN) == Estimate(least_s=5.0, likely_s=5.0, most_s=5.0)
-
-
-def test_a_time_limit_alone_says_when_it_is_over_at_the_latest() -> None:
-    assert estimate(spec(time_limit_s=100.0, grace_s=20.0), None) == Estimate(most_s=120.0)
-
-
 @pytest.mark.parametrize("known", [SEEN, None])
 def test_no_job_takes_longer_than_its_limit_and_its_grace(known: Profile | None) -> None:
     given_spec = (
         spec(time_limit_s=30.0, grace_s=5.0) if known else spec(duration_s=90.0, time_limit_s=30.0, grace_s=5.0)
     )
     assert estimate(given_spec, known) == Estimate(least_s=30.0, likely_s=30.0, most_s=35.0)
-
-
-def test_a_limit_that_is_far_away_changes_nothing() -> None:
-    assert estimate(spec(time_limit_s=1e6), SEEN) == estimate(spec(), SEEN)
-
-
-def test_a_program_is_learned_anew_on_the_gpus_of_another_vendor() -> None:
-    prints = [fingerprints(("python", "train.py"), vendor=vendor) for vendor in (None, "nvidia", "amd")]
-    assert len({each for pair in prints for each in pair}) == 6
-    assert prints[0] == fingerprints(("python", "train.py"))

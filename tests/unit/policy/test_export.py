@@ -25,13 +25,10 @@ def packed(spec: dict[str, object] | None = None, **job: object) -> ExportedJob:
     return pack(made, ClusterTerms(need=made.spec.need, name="train"), [])
 
 
-def test_an_export_never_contains_values_of_variables() -> None:
-    assert SECRET not in str(to_builtins(packed()))
-
-
-def test_an_export_survives_json() -> None:
+def test_an_export_survives_json_and_has_no_values_of_variables() -> None:
+    assert SECRET not in str(to_builtins(packed())), "an export never contains values of variables"
     job = packed({"need": Need(devices=2, vendor=Vendor.NVIDIA)}, index=3)
-    assert convert(to_builtins(job), ExportedJob) == job
+    assert convert(to_builtins(job), ExportedJob) == job, "an export survives JSON"
 
 
 def test_a_command_is_a_template_only_if_the_index_alone_distinguishes_the_jobs() -> None:
@@ -51,10 +48,7 @@ def test_an_export_lists_dependencies_and_whether_they_were_met() -> None:
         user="ada",
         submitted_at=0.0,
     )
-    others = [
-        (3, DependencyKind.OK, JobState.SUCCEEDED),
-        (4, DependencyKind.FAILED, JobState.RUNNING),
-    ]
+    others = [(3, DependencyKind.OK, JobState.SUCCEEDED), (4, DependencyKind.FAILED, JobState.RUNNING)]
     after = pack(job, ClusterTerms(need=Need(), name="x"), others).after
     assert [(each.job_id, each.kind, each.is_met) for each in after] == [(3, "ok", True), (4, "failed", False)]
 
@@ -78,9 +72,7 @@ def test_an_export_lists_what_only_gpuyard_does(spec: dict[str, object], what: N
     assert set(packed(spec).stays) - set(packed().stays) == {what}
 
 
-def test_a_plain_job_lists_only_what_no_export_contains() -> None:
+def test_the_plain_omissions_are_listed_and_described() -> None:
+    # A plain job lists only what no export contains.
     assert packed().stays == (NotExported.ENVIRONMENT, NotExported.GROWTH)
-
-
-def test_each_omission_has_a_description() -> None:
-    assert all(each.description for each in NotExported)
+    assert all(each.description for each in NotExported), "each omission has a description"

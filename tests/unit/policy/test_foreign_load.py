@@ -48,9 +48,6 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     return ForeignLoad(average=average, is_over=is_over, processes=(foreign_process(7, percent),))
 
 
-# One reading
-
-
 @pytest.mark.parametrize(
     ("processes_seen", "own", "percent"),
     [
@@ -64,29 +61,22 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
         ([foreign_process()], [share(None)], 0.0),
     ],
 )
-def test_figures_of_processes_count_first_then_the_load_that_leases_do_not_explain(
+def test_figures_of_processes_count_first(
     processes_seen: list[ForeignProcess], own: list[Share], percent: float
 ) -> None:
     assert read_foreign_load(card(percent=90.0), processes_seen, own) == percent
 
 
-def test_the_load_of_a_device_that_does_not_say_how_busy_it_is_is_unknown() -> None:
+def test_foreign_load_is_smoothed_and_opens_well_below_its_bound() -> None:
+    # The load of a device that does not say how busy it is is unknown.
     assert read_foreign_load(card(percent=None), [foreign_process()], []) is None
-
-
-# Several readings
-
-
-def test_one_spike_does_not_close_a_device_and_one_lull_does_not_open_it() -> None:
     quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [foreign_process()], 0.0, 50.0)
     spike = follow_foreign_load(quiet, 100.0, [foreign_process()], 1.0, 50.0)
     assert not spike.is_over
     busy = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, 50.0)
     lull = follow_foreign_load(busy, 0.0, [foreign_process()], 1.0, 50.0)
-    assert lull.is_over
-
-
-def test_it_opens_only_well_below_the_bound() -> None:
+    assert lull.is_over, "one spike does not close a device and one lull does not open it"
+    # It opens only well below the bound.
     closed = load(100.0, is_over=True)
     assert follow_foreign_load(closed, 45.0, [foreign_process()], 1000.0, 50.0).is_over
     assert not follow_foreign_load(closed, 39.0, [foreign_process()], 1000.0, 50.0).is_over
@@ -97,9 +87,6 @@ def test_it_opens_only_well_below_the_bound() -> None:
 def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
     followed = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, bound)
     assert (followed.percent, followed.is_over) == (100.0, False)
-
-
-# Placement
 
 
 def view(
@@ -132,16 +119,19 @@ def test_among_the_devices_that_fit_the_idle_one_wins(need: Need) -> None:
     assert chosen(need, view(40.0, 90.0)) == ["G0"]
 
 
-def test_a_screen_is_no_reason_to_go_elsewhere() -> None:
-    assert chosen(SHARED, view(5.0, 0.0)) == ["G0"]
-
-
-def test_a_job_waits_for_a_device_under_foreign_load_and_the_reason_names_the_process() -> None:
+def test_a_job_waits_for_a_device_under_foreign_load() -> None:
     choice = choose(SHARED, view(98.0, over=True))
-    assert choice.claim is None
+    assert choice.claim is None, "a job waits for a device under foreign load and the reason names the process"
     reason = choice.reasons[0]
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.OCCUPIED, 98.0, 50.0)
     assert reason.text.startswith("python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50%")
+    held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
+    assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None, "foreign load stays when leases end"
+    packing = Packing(max_load_percent=80.0)
+    assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"], "the limit on all load includes foreign load"
+    busy = choose(SHARED, view(90.0, packing=packing))
+    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.NO_GAIN)
+    assert chosen(SHARED, view(5.0, 0.0)) == ["G0"], "a screen is no reason to go elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -153,15 +143,3 @@ def test_a_job_waits_for_a_device_under_foreign_load_and_the_reason_names_the_pr
 )
 def test_a_bound_of_its_own_wins(need: Need) -> None:
     assert chosen(need, view(98.0, over=True)) == ["G0"]
-
-
-def test_the_limit_on_all_load_includes_foreign_load() -> None:
-    packing = Packing(max_load_percent=80.0)
-    assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"]
-    busy = choose(SHARED, view(90.0, packing=packing))
-    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.NO_GAIN)
-
-
-def test_foreign_load_stays_when_leases_end() -> None:
-    held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
-    assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None

@@ -39,22 +39,22 @@ def reason(
     return hopeless_reason(need or Need(), attempt, MemoryLack(shortage=shortage, others=others), devices)
 
 
-def test_a_job_that_needed_more_than_the_largest_gpu_has_is_hopeless_also_beside_others() -> None:
+def test_a_job_that_no_gpu_could_have_served_is_hopeless() -> None:
+    # A job that needed more than the largest gpu has is hopeless also beside others.
     assert reason(asked_gb=31.0) == TOO_LARGE
     assert reason(asked_gb=11.0, held_gb=20.0) == TOO_LARGE
     assert reason(asked_gb=11.0, peak_gb=20.0, last_gb=20.0) == TOO_LARGE
     assert reason(asked_gb=11.0, peak_gb=5.0) is None
-
-
-def test_what_it_held_earlier_is_not_added_to_what_it_held_when_it_ran_out() -> None:
+    # What it held earlier is not added to what it held when it ran out.
     assert reason(asked_gb=8.0, held_gb=10.0, peak_gb=20.0) is None
     assert reason(asked_gb=8.0, peak_gb=20.0, last_gb=10.0) is None
-
-
-def test_a_larger_gpu_that_suits_it_may_help() -> None:
     large = card(1, memory_free_mb=80 * GB)
-    assert reason(asked_gb=31.0, devices=(card(0), large)) is None
+    assert reason(asked_gb=31.0, devices=(card(0), large)) is None, "a larger GPU that suits it may help"
     assert reason(asked_gb=31.0, devices=(card(0), large), need=Need(only=("G0",))) == TOO_LARGE
+    assert reason(others=(), reserved_mb=None) == EVEN_ALONE
+    assert reason(others=(), peak_gb=23.0) == EVEN_ALONE, "a job that ran out alone on the largest GPU is hopeless"
+    assert reason(others=(("job 2", 10.0),), peak_gb=23.0) == EVEN_ALONE
+    assert reason(others=(), held_gb=20.0, free_gb=3.0, peak_gb=20.0) == EVEN_ALONE
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,6 @@ def test_a_suitable_gpu_that_cannot_be_judged_now_may_help(unknown: Device) -> N
     devices = (card(0), unknown)
     assert reason(asked_gb=31.0, devices=devices) is None
     assert reason(asked_gb=31.0, devices=devices, need=Need(only=("G0",))) == TOO_LARGE
-
-
-def test_a_job_that_ran_out_alone_on_the_largest_gpu_is_hopeless() -> None:
-    assert reason(others=(), reserved_mb=None) == EVEN_ALONE
-    assert reason(others=(), peak_gb=23.0) == EVEN_ALONE
-    assert reason(others=(("job 2", 10.0),), peak_gb=23.0) == EVEN_ALONE
-    assert reason(others=(), held_gb=20.0, free_gb=3.0, peak_gb=20.0) == EVEN_ALONE
 
 
 @pytest.mark.parametrize(

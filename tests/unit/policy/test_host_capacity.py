@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Claim, Holder, HostShare, Lease, Need
 from gpuyard.model.machine_snapshot import Host, Snapshot
+from gpuyard.policy.estimates import FinishedRun, Profile, learn
 from gpuyard.policy.host_room import (
     HostLimits,
     HostState,
@@ -21,8 +22,12 @@ from gpuyard.policy.host_room import (
     sum_reserved,
 )
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.memory_guards import HeldRam, RamWarnings, judge_held_ram
+from gpuyard.policy.numbers import LEAST_RAM_MB
 from gpuyard.policy.placement import choose
+from gpuyard.policy.sizing import KnownRuns, expected_ram_mb, learned_cpus, learned_ram_mb, size_host
 from gpuyard.policy.wait_reasons import ReasonKind
+from tests.known import known
 from tests.unit.policy.test_placement import ALICE, BOB, GB, ticket
 
 HOST = Host(memory_total_mb=23 * GB, memory_available_mb=23 * GB, cpu_count=8.0)
@@ -54,9 +59,6 @@ def available(size_gb: float) -> Host:
     return replace(HOST, memory_available_mb=size_gb * GB)
 
 
-# RAM
-
-
 @pytest.mark.parametrize(
     ("keep_free_mb", "total_gb", "expected_gb"),
     [
@@ -68,78 +70,64 @@ def available(size_gb: float) -> Host:
         (0.0, 24.0, 0.0),
     ],
 )
-def test_the_floor_is_a_setting_or_follows_from_the_size_of_the_ram(
+def test_the_floor_is_a_setting_or_a_part_of_the_ram(
     keep_free_mb: float | None, total_gb: float | None, expected_gb: float | None
 ) -> None:
     found = floor_mb(keep_free_mb, None if total_gb is None else total_gb * GB)
     assert found == (None if expected_gb is None else pytest.approx(expected_gb * GB))
 
 
-def test_two_leases_of_8_gb_leave_no_room_for_a_third_although_they_have_taken_nothing() -> None:
+def test_ram_is_reserved_and_charged_once() -> None:
+    # Two leases of 8 GB leave no room for a third although they have taken nothing.
     assert state(*eight_gb("a")).lacks(ram(8)) is None
     assert state(*eight_gb("a", "b")).lacks(ram(8)) == "RAM"
-
-
-def test_ram_that_a_lease_has_taken_is_not_charged_twice() -> None:
-    """13 GB are left: 8 GB of 23 are taken, and 2 GB stay free."""
     found = state(*eight_gb("a"), host=available(15), a=HostUse(ram_mb=8 * GB))
-    assert found.free_mb == 13 * GB
-
-
-def test_a_lease_that_grew_is_charged_what_it_uses() -> None:
+    assert found.free_mb == 13 * GB, "RAM that a lease has taken is not charged twice"
     found = state(*eight_gb("a"), host=available(11), a=HostUse(ram_mb=12 * GB))
-    assert found.free_mb == 9 * GB
-
-
-def test_ram_of_programs_outside_gpuyard_is_taken() -> None:
+    assert found.free_mb == 9 * GB, "a lease that grew is charged what it uses"
     assert state(host=available(9)).lacks(ram(8)) == "RAM"
-    assert state(host=available(10)).lacks(ram(8)) is None
+    assert state(host=available(10)).lacks(ram(8)) is None, "RAM of programs outside gpuyard is taken"
 
 
-def test_a_lease_whose_processes_cannot_be_read_is_still_to_take_all_that_it_reserved() -> None:
+def test_ram_of_leases_that_are_not_measured() -> None:
+    # A lease whose processes cannot be read is still to take all that it reserved.
     assert state(*eight_gb("a"), a=HostUse()).free_mb == 13 * GB
-
-
-def test_a_lease_that_says_what_it_uses_is_believed_where_it_was_not_measured() -> None:
+    # A lease that says what it uses is believed where it was not measured.
     lease = held("a", HostShare(ram_mb=8 * GB, used_mb=8 * GB))
     assert state(lease, host=available(15)).free_mb == 13 * GB
-
-
-def test_shared_pages_that_are_counted_twice_do_not_let_leases_reserve_more_than_the_machine_has() -> None:
-    """Both leases seem to have taken their RAM, and the kernel counts only half of it."""
+    # Shared pages that are counted twice do not let leases reserve more than the machine has.
     found = state(*eight_gb("a", "b"), host=available(15), a=HostUse(ram_mb=8 * GB), b=HostUse(ram_mb=8 * GB))
     assert found.lacks(ram(8)) == "RAM"
-
-
-def test_within_the_limit_of_a_container_leases_outside_of_it_do_not_count() -> None:
     outside = held("a", HostShare(ram_mb=100 * GB), replace(ALICE, machine="box"))
     view = HostView(machine="container")
     limited = HostState.of_leases(replace(HOST, limited_by="cgroup"), view, [outside])
-    assert limited.free_mb == 21 * GB
+    assert limited.free_mb == 21 * GB, "within the limit of a container leases outside of it do not count"
     assert HostState.of_leases(HOST, view, [outside]).lacks(ram(8)) == "RAM"
+    assert state(host=Host()).lacks(ram(1000, cpus=1000.0)) is None, "what cannot be read limits nothing"
 
 
-def test_what_cannot_be_read_limits_nothing() -> None:
-    assert state(host=Host()).lacks(ram(1000, cpus=1000.0)) is None
-
-
-def test_the_reason_has_the_figures_and_the_holders() -> None:
+def test_the_reason_and_the_line_of_the_host_have_the_figures() -> None:
     view = Machine(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), leases=tuple(eight_gb("a", "b")))
     (reason,) = choose(ram(8), view).reasons
     assert reason.text == (
         "5 GB of 23 GB RAM free, 8 GB needed (16 GB promised, 2 GB kept free), beside alice, pid 101 (train)"
     )
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.HOST_ROOM, 5 * GB, 8 * GB)
-    assert "keep_free" in reason.remedy
+    assert "keep_free" in reason.remedy, "the reason has the figures and the holders"
+    found = state(*eight_gb("a"), held("b", HostShare(ram_mb=GB, cpus=4.0)))
+    text = "9 GB of RAM and 4 CPUs reserved by 2 leases, 2 GB kept free; 12 GB left to reserve"
+    assert describe_reserved(sum_reserved(found)) == text, "the line of the host says what is reserved"
 
 
-def test_a_request_ahead_that_could_have_the_ram_now_keeps_it() -> None:
+def test_a_request_ahead_keeps_ram_that_it_could_have() -> None:
     ahead = replace(ticket(ram(16)), holder=BOB)
     view = Machine(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ahead,))
     (reason,) = choose(ram(8), view).reasons
-    assert reason.kind is ReasonKind.AWAITED
+    assert reason.kind is ReasonKind.AWAITED, "a request ahead that could have the RAM now keeps it"
     assert reason.text == "RAM reserved for bob, pid 202, ahead in the queue"
     assert choose(ram(5), view).claim == Claim(shares=(), host=HostShare(ram_mb=5 * GB))
+    view = Machine(now=100.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ticket(ram(64)),))
+    assert choose(ram(8), view).claim is not None, "a request of more than the machine has reserves nothing"
 
 
 @pytest.mark.parametrize(("waited_s", "starts"), [(1.0, True), (100.0, False)])
@@ -152,61 +140,35 @@ def test_a_request_that_waits_for_ram_reserves_it_after_a_minute(waited_s: float
     assert (choose(ram(6), view).claim is not None) is starts
 
 
-def test_a_request_of_more_than_the_machine_has_reserves_nothing() -> None:
-    view = Machine(now=100.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ticket(ram(64)),))
-    assert choose(ram(8), view).claim is not None
-
-
-def test_more_ram_than_the_machine_can_ever_give_is_refused() -> None:
+def test_more_than_the_machine_can_ever_give_is_refused() -> None:
+    # More RAM than the machine can ever give is refused.
     with pytest.raises(UserError, match=r"64 GB of RAM is more than this machine can give \(21 GB of 23 GB\)"):
         check_host(ram(64), HOST, LIMITS)
     check_host(ram(21), HOST, LIMITS)
     check_host(ram(64), Host(), LIMITS)
-
-
-# CPUs
-
-
-def test_declared_cpus_together_do_not_exceed_those_of_the_machine() -> None:
-    found = state(held("a", HostShare(cpus=6.0)))
-    assert found.lacks(cpus(2)) is None
-    assert found.lacks(cpus(3)) == "CPUs"
-    (reason,) = found.reasons(cpus(3))
-    assert reason.text == "2 of 8 CPUs free, 3 needed, beside alice, pid 101 (train)"
-
-
-def test_learned_cpus_count_only_with_a_limit_of_the_configuration() -> None:
-    learned = held("a", HostShare(cpus=6.0, are_cpus_learned=True))
-    assert state(learned).lacks(cpus(8)) is None
-    assert state(learned).lacks(cpus(4, are_learned=True)) is None
-    assert state(learned, limits=BOUNDED).lacks(cpus(4)) == "CPUs"
-    assert state(learned, limits=BOUNDED).lacks(cpus(4, are_learned=True)) == "CPUs"
-
-
-def test_what_a_lease_is_seen_to_use_goes_before_its_learned_cpus_and_not_before_declared_ones() -> None:
-    idle = HostUse(cpus=0.5)
-    learned, declared = HostShare(cpus=6.0, are_cpus_learned=True), HostShare(cpus=6.0)
-    assert state(held("a", learned), limits=BOUNDED, a=idle).lacks(cpus(4)) is None
-    assert state(held("a", declared), limits=BOUNDED, a=idle).lacks(cpus(4)) == "CPUs"
-
-
-def test_work_that_learned_to_use_more_cpus_than_the_limit_runs_alone() -> None:
-    assert state(limits=BOUNDED).lacks(cpus(20, are_learned=True)) is None
-
-
-def test_more_cpus_than_the_machine_can_ever_give_are_refused() -> None:
+    # More CPUs than the machine can ever give are refused.
     with pytest.raises(UserError, match=r"16 CPUs are more than this machine can give \(8 of 8\)"):
         check_host(cpus(16), HOST, LIMITS)
     check_host(cpus(16), HOST, HostLimits(max_cpu_load_percent=200.0))
 
 
-# Views
-
-
-def test_the_line_of_the_host_says_what_is_reserved() -> None:
-    found = state(*eight_gb("a"), held("b", HostShare(ram_mb=GB, cpus=4.0)))
-    text = "9 GB of RAM and 4 CPUs reserved by 2 leases, 2 GB kept free; 12 GB left to reserve"
-    assert describe_reserved(sum_reserved(found)) == text
+def test_cpus_are_reserved_as_declared_or_learned() -> None:
+    found = state(held("a", HostShare(cpus=6.0)))
+    assert found.lacks(cpus(2)) is None
+    assert found.lacks(cpus(3)) == "CPUs", "declared CPUs together do not exceed those of the machine"
+    (reason,) = found.reasons(cpus(3))
+    assert reason.text == "2 of 8 CPUs free, 3 needed, beside alice, pid 101 (train)"
+    learned = held("a", HostShare(cpus=6.0, are_cpus_learned=True))
+    assert state(learned).lacks(cpus(8)) is None, "learned CPUs count only with a limit of the configuration"
+    assert state(learned).lacks(cpus(4, are_learned=True)) is None
+    assert state(learned, limits=BOUNDED).lacks(cpus(4)) == "CPUs"
+    assert state(learned, limits=BOUNDED).lacks(cpus(4, are_learned=True)) == "CPUs"
+    # What a lease is seen to use goes before its learned CPUs and not before declared ones.
+    idle = HostUse(cpus=0.5)
+    assert state(learned, limits=BOUNDED, a=idle).lacks(cpus(4)) is None
+    assert state(held("a", HostShare(cpus=6.0)), limits=BOUNDED, a=idle).lacks(cpus(4)) == "CPUs"
+    # Work that learned to use more CPUs than the limit runs alone.
+    assert state(limits=BOUNDED).lacks(cpus(20, are_learned=True)) is None
 
 
 # Properties
@@ -245,3 +207,99 @@ def test_the_order_of_claims_does_not_change_that(sizes: list[float], order: obj
         if state(*leases).lacks(ram(size_gb)) is None:
             leases.append(held(f"{len(leases)}", HostShare(ram_mb=size_gb * GB)))
     assert sum(each.host.ram_mb or 0.0 for each in leases if each.host) <= 21 * GB + 1e-6
+
+
+CPU_JOB, GPU_JOB = Need(devices=0), Need(devices=1)
+
+
+def exact(*peaks_gb: float, cpus: tuple[float, ...] = ()) -> Profile:
+    return Profile(ram_peaks_mb=tuple(peak * GB for peak in peaks_gb), cpu_uses=cpus)
+
+
+def program(*peaks_gb: float) -> Profile:
+    return Profile(is_exact=False, ram_peaks_mb=tuple(peak * GB for peak in peaks_gb))
+
+
+def test_what_a_job_reserves() -> None:
+    need = Need(devices=1, host=HostShare(ram_mb=2 * GB, cpus=3.0))
+    assert size_host(need, KnownRuns(exact=exact(8, cpus=(6.0,))), 100 * GB) == need.host, "a declared amount wins"
+    # A first run with devices is charged what is expected.
+    share = size_host(GPU_JOB, KnownRuns(), 21 * GB)
+    assert share == HostShare(ram_mb=21 * GB / 64, is_ram_expected=True)
+    assert size_host(GPU_JOB, KnownRuns(), None) == HostShare(ram_mb=512.0, is_ram_expected=True)
+    share = size_host(GPU_JOB, KnownRuns(machine=program(1, 3, 9)), 21 * GB)
+    assert share == HostShare(ram_mb=3 * GB, is_ram_expected=True)
+    assert size_host(CPU_JOB, KnownRuns(), 21 * GB) is None, "a small job without devices reserves nothing"
+    assert size_host(CPU_JOB, KnownRuns(exact=exact(0.1, cpus=(0.9,))), 21 * GB) is None
+
+
+def test_runs_teach_ram_with_a_margin() -> None:
+    one, many = learned_ram_mb(exact(4), None), learned_ram_mb(exact(*[4] * 9), None)
+    assert one is not None
+    assert many is not None
+    assert 4 * GB < many < one < 5 * GB, "the highest run counts with a margin that shrinks with evidence"
+    assert learned_ram_mb(None, program(4, 5)) is not None
+    assert learned_ram_mb(None, program(1, 5)) is None
+    assert learned_ram_mb(None, program(4)) is None, "other arguments count if the runs of the program are alike"
+    profile = learn(Profile(), FinishedRun(seconds=9.0, ram_mb=100.0, cpus_used=2.0))
+    profile = learn(profile, FinishedRun(ram_mb=50.0, cpus_used=9.0, is_whole=False))
+    assert (profile.ram_peaks_mb, profile.cpu_uses) == ((100.0,), (2.0,)), (
+        "a run that was cut short proves nothing less"
+    )
+    profile = learn(profile, FinishedRun(ram_mb=150.0, is_whole=False))
+    assert profile.ram_peaks_mb == (100.0, 150.0), "runs teach RAM and CPUs"
+    assert learned_cpus(exact(1, cpus=(3.1, 3.2, 11.0)), None) == 3.5
+    assert learned_cpus(None, None) is None, "CPUs are the median in halves"
+    assert expected_ram_mb(500.0, 20.0, 1.0) == 500.0
+    assert expected_ram_mb(500.0, 900.0, 1.0) == 900.0
+    assert expected_ram_mb(500.0, 20.0, 60.0) == 25.0, "the expected RAM follows what a job uses once it has shown it"
+
+
+def test_what_a_job_reserves_at_most() -> None:
+    share = known(size_host(CPU_JOB, KnownRuns(exact=exact(4, cpus=(0.9,))), 21 * GB))
+    assert (share.ram_mb or 0.0) > 4 * GB > LEAST_RAM_MB, "a large job without devices reserves what it learned"
+    assert (share.cpus, share.are_cpus_learned, share.is_ram_expected) == (1.0, True, False)
+    at_most = HostShare(ram_mb=21 * GB)
+    assert size_host(GPU_JOB, KnownRuns(exact=exact(40)), 21 * GB) == at_most, "what the machine can give"
+    assert size_host(GPU_JOB, KnownRuns(exact=exact(40)), 0.0) is None, "a machine that can give nothing runs it anyway"
+    # What grew after running out is at most what the machine can give.
+    grown = Need(devices=1, host=HostShare(ram_mb=30 * GB))
+    assert size_host(grown, KnownRuns(), 21 * GB, 10 * GB) == HostShare(ram_mb=21 * GB)
+    assert size_host(grown, KnownRuns(), 21 * GB, 30 * GB) == HostShare(ram_mb=30 * GB), (
+        "declared: refused, or it waits"
+    )
+
+
+ENOUGH, SHORT = (9 * GB, 2 * GB), (1.5 * GB, 2 * GB)
+
+
+def lines(*readings: tuple[float, tuple[float, float] | None], declared_gb: float | None = 8.0) -> list[str | None]:
+    """Return the warning at each reading of what the program holds, in GB, and of the machine."""
+    said, found = RamWarnings(), []
+    for held_gb, figures in readings:
+        declared_mb = None if declared_gb is None else declared_gb * GB
+        held = HeldRam(name="train.py", held_mb=held_gb * GB, declared_mb=declared_mb, option="--ram", figures=figures)
+        said, line = judge_held_ram(said, held)
+        found.append(line)
+    return found
+
+
+def test_a_program_over_its_declared_ram_is_warned_and_again_when_it_has_grown() -> None:
+    # A program over its declared ram is warned with figures.
+    assert lines((10.0, ENOUGH)) == [
+        "train.py holds 10 GB of RAM, more than the 8 GB of --ram; declare 11 GB next time"
+    ]
+    # It is warned again only after it has grown by a quarter.
+    found = lines((8.0, ENOUGH), (8.3, None), (9.0, ENOUGH), (10.0, ENOUGH), (11.3, ENOUGH), (12.0, ENOUGH))
+    assert [line is not None for line in found] == [False, False, True, False, True, False]
+    assert lines((8.0, ENOUGH), (8.0, SHORT)) == [None, None], "a program within its declared RAM is never warned"
+
+
+def test_a_machine_that_runs_short_is_part_of_the_warning() -> None:
+    # A machine that runs short is part of the warning once per shortage.
+    found = lines((9.0, ENOUGH), (9.0, SHORT), (9.0, SHORT), (9.0, ENOUGH), (9.0, SHORT))
+    assert [line is not None for line in found] == [True, True, False, False, True]
+    assert "the machine has 1.5 GB of RAM left of the 2 GB to keep: nothing starts" in (found[1] or "")
+    found = lines((9.0, ENOUGH), (0.1, SHORT), (9.0, SHORT), declared_gb=None)
+    assert found[:2] == [None, None], "a program that declared nothing is warned only while the machine is short"
+    assert (found[2] or "").startswith("train.py holds 9 GB of RAM, which was not declared; the machine has 1.5 GB")

@@ -66,47 +66,38 @@ def test_a_job_makes_way_when_ram_is_about_to_run_out(available_gb: float, mb_s:
     assert (found is not None) is is_short
 
 
-def test_below_the_floor_a_job_makes_way_while_one_of_them_grows() -> None:
+def test_who_makes_way() -> None:
     assert victim(1.9, job(1, rate_mb_s=60.0), job(2)) == 2
-    assert victim(1.9, job(1), job(2)) is None
+    assert victim(1.9, job(1), job(2)) is None, "below the floor a job makes way while one of them grows"
     assert victim(2.1, job(1, rate_mb_s=60.0), job(2)) is None
     assert victim(0.4, job(1), job(2), job(3, held_gb=1.5, is_leaving=True, rate_mb_s=60.0)) is None
-
-
-def test_the_youngest_makes_way_and_never_the_first() -> None:
     assert victim(0.9, job(1), job(2), job(3)) == 3
-    assert victim(0.9, job(1)) is None
+    assert victim(0.9, job(1)) is None, "the youngest makes way and never the first"
     assert victim(0.9, job(1), job(2, held_gb=0.05)) is None, "the second frees too little"
     assert victim(0.9, job(1, held_gb=0.05), job(2)) is None, "of those with notable RAM the second was there first"
 
-
-def test_a_single_job_makes_way_for_an_older_program_beside_the_queue() -> None:
     def chosen(*jobs: HostJob, since: float, held_gb: float = 1.0) -> int | None:
         beside = [HostProgram(since=since, held_mb=held_gb * GB)]
         alarm = find_host_alarm(0.9 * GB, FLOOR, STEADY, jobs, beside)
         return None if alarm is None else alarm.victim
 
     assert chosen(job(1), since=50.0) == 1
-    assert chosen(job(1), job(2), since=50.0) == 2
+    assert chosen(job(1), job(2), since=50.0) == 2, "a single job makes way for an older program beside the queue"
     assert chosen(job(1), since=150.0) is None, "the job was there first"
     assert chosen(job(1), since=50.0, held_gb=0.05) is None, "a program without notable RAM is in no danger"
     assert chosen(job(1, may_be_stopped=False), since=50.0) is None
 
 
-def test_a_job_within_its_declared_ram_is_spared_if_another_can_go() -> None:
+def test_who_is_spared() -> None:
+    # A job within its declared ram is spared if another can go.
     assert victim(0.9, job(1), job(2), job(3, declared_mb=1.5 * GB)) == 2
     assert victim(0.9, job(1), job(2), job(3, declared_mb=0.5 * GB)) == 3, "it holds more than it declared"
     assert victim(0.9, job(1), job(2, declared_mb=2 * GB), job(3, declared_mb=2 * GB)) == 3
-
-
-def test_a_job_that_may_not_be_stopped_or_made_way_often_is_spared() -> None:
     assert victim(0.9, job(1), job(2), job(3, may_be_stopped=False)) == 2
     assert victim(0.9, job(1), job(2), job(3, times=2)) == 3
     assert victim(0.9, job(1), job(2), job(3, times=3)) == 2
-    assert victim(0.9, job(1), job(2, times=3)) is None
-
-
-def test_ram_of_a_job_that_leaves_counts_as_available() -> None:
+    assert victim(0.9, job(1), job(2, times=3)) is None, "a job that may not be stopped or made way often is spared"
+    # RAM of a job that leaves counts as available.
     assert victim(0.9, job(1), job(2), job(3, held_gb=1.5, is_leaving=True)) is None
     assert victim(0.9, job(1), job(2), job(3, held_gb=0.05, is_leaving=True)) == 2
 
@@ -142,19 +133,16 @@ def test_the_victim_is_never_the_first_and_always_helps(jobs: list[HostJob], ava
     assert chosen.times < 3
 
 
-def test_a_stopping_job_is_killed_early_only_when_nearly_nothing_is_left() -> None:
+def test_near_the_floor_ram_is_read_often_and_jobs_are_killed_early() -> None:
     assert not must_kill(0.9 * GB, FLOOR, STEADY)
-    assert must_kill(0.4 * GB, FLOOR, STEADY)
+    assert must_kill(0.4 * GB, FLOOR, STEADY), "a stopping job is killed early only when nearly nothing is left"
     assert must_kill(0.9 * GB, FLOOR, falling(2000.0))
-
-
-def test_ram_is_read_more_often_the_nearer_the_floor() -> None:
     assert next_watch(20 * GB, FLOOR).every_s == 1.0
     assert not next_watch(20 * GB, FLOOR).measures_jobs
     assert next_watch(6 * GB, FLOOR).every_s == pytest.approx(0.5)
     assert next_watch(2.5 * GB, FLOOR).every_s == 0.1
     assert next_watch(1 * GB, FLOOR).every_s == 0.1
-    assert next_watch(1 * GB, FLOOR).measures_jobs
+    assert next_watch(1 * GB, FLOOR).measures_jobs, "RAM is read more often the nearer the floor"
 
 
 @given(available_mb=st.floats(0.0, 1e6), rate=st.floats(0.0, 4096.0))
@@ -186,16 +174,15 @@ def test_the_texts_have_the_figures() -> None:
     assert "more than its 1 GB (--ram)" in host_alarm_text(alarm, job(3, held_gb=3.0, declared_mb=GB), 3.75 * GB)
 
 
-def test_a_stopped_job_waits_until_what_it_held_fits_above_the_floor() -> None:
+def test_a_stopped_job_starts_when_what_it_held_fits_above_the_floor() -> None:
+    # A stopped job waits until what it held fits above the floor.
     assert ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB) == 5 * GB
     assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == 0.9 * 20 * GB, "it has to fit without jobs"
     assert ram_to_restart(0.25 * GB, 20 * GB, 24 * GB, 2 * GB) == 0.3125 * GB, "also where the floor is high"
     assert ram_to_restart(4 * GB, FLOOR, None, None) == 5 * GB
     assert grown_ram(Growth(count=1), 7 * GB) == Growth(count=1, ram_mb=7 * GB)
     assert grown_ram(Growth(ram_mb=9 * GB), 7 * GB) == Growth(ram_mb=9 * GB)
-
-
-def test_a_stopped_job_starts_when_it_fits_above_the_floor_which_is_counted_once() -> None:
+    # A stopped job starts when it fits above the floor which is counted once.
     wanted_mb = ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB)
     need = Need(devices=0, host=HostShare(ram_mb=wanted_mb))
     for missing_mb, is_refused in ((1.0, True), (0.0, False)):

@@ -1,21 +1,28 @@
+"""Gates with hysteresis: a figure that hovers around its limit does not make them flutter."""
+
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.policy.foreign_load import Smoothed, smooth
+from gpuyard.policy.foreign_load import Smoothed, SteadyGate, is_above, is_below, judge_steadily, smooth
 from gpuyard.policy.numbers import FORGET_AFTER_HALF_LIVES
 
 HALF_LIFE = 5.0
 readings = st.floats(0, 100)
 
 
-def test_the_first_reading_counts_whole() -> None:
-    assert smooth(Smoothed(), 80.0, 10.0, HALF_LIFE) == Smoothed(value=80.0, at=10.0)
-
-
-def test_after_one_half_life_the_old_and_the_new_count_alike() -> None:
+def test_averages_follow_half_lives() -> None:
+    assert smooth(Smoothed(), 80.0, 10.0, HALF_LIFE) == Smoothed(value=80.0, at=10.0), "the first reading counts whole"
+    # After one half life the old and the new count alike.
     before = Smoothed(value=0.0, at=0.0)
     assert smooth(before, 100.0, HALF_LIFE, HALF_LIFE).value == pytest.approx(50.0)
+    before = Smoothed(value=90.0, at=0.0)
+    assert smooth(before, None, 1.0, HALF_LIFE).value == 90.0, "unknown is no zero and is remembered only for a while"
+    assert smooth(before, None, FORGET_AFTER_HALF_LIVES * HALF_LIFE + 0.1, HALF_LIFE).value is None
+    assert smooth(Smoothed(), None, 1.0, HALF_LIFE) == Smoothed()
+    assert smooth(Smoothed(value=90.0, at=0.0), 10.0, 0.0, 0.0).value == 10.0, "without a half life nothing is smoothed"
 
 
 @given(start=readings, level=readings, cuts=st.lists(st.floats(0.01, 5), min_size=1, max_size=8))
@@ -41,12 +48,121 @@ def test_the_average_stays_within_the_readings(samples: list[tuple[float, float]
     assert min(values) - 1e-9 <= average.value <= max(values) + 1e-9
 
 
-def test_unknown_is_no_zero_and_is_remembered_only_for_a_while() -> None:
-    before = Smoothed(value=90.0, at=0.0)
-    assert smooth(before, None, 1.0, HALF_LIFE).value == 90.0
-    assert smooth(before, None, FORGET_AFTER_HALF_LIVES * HALF_LIFE + 0.1, HALF_LIFE).value is None
-    assert smooth(Smoothed(), None, 1.0, HALF_LIFE) == Smoothed()
+OPEN, CLOSED = False, True
+percents = st.floats(0, 200)
 
 
-def test_without_a_half_life_nothing_is_smoothed() -> None:
-    assert smooth(Smoothed(value=90.0, at=0.0), 10.0, 0.0, 0.0).value == 10.0
+@pytest.mark.parametrize(
+    ("figure", "when_open", "when_closed"),
+    [(80.0, OPEN, OPEN), (85.0, OPEN, OPEN), (85.1, OPEN, CLOSED), (90.0, OPEN, CLOSED), (90.1, CLOSED, CLOSED)],
+)
+def test_a_gate_reopens_when_the_figure_is_well_below_its_upper_limit(
+    figure: float, when_open: bool, when_closed: bool
+) -> None:
+    assert is_above(figure, 90.0, 5.0, was_above=OPEN) == when_open
+    assert is_above(figure, 90.0, 5.0, was_above=CLOSED) == when_closed
+
+
+@pytest.mark.parametrize(
+    ("figure", "when_open", "when_closed"),
+    [(700.0, OPEN, OPEN), (640.0, OPEN, OPEN), (639.0, OPEN, CLOSED), (512.0, OPEN, CLOSED), (511.0, CLOSED, CLOSED)],
+)
+def test_a_gate_reopens_when_the_figure_is_well_above_its_lower_limit(
+    figure: float, when_open: bool, when_closed: bool
+) -> None:
+    assert is_below(figure, 512.0, 128.0, was_below=OPEN) == when_open
+    assert is_below(figure, 512.0, 128.0, was_below=CLOSED) == when_closed
+
+
+@pytest.mark.parametrize("gate", [OPEN, CLOSED])
+def test_the_unknown_closes_nothing_and_neither_does_a_missing_bound(gate: bool) -> None:
+    assert is_above(None, 90.0, 5.0, was_above=gate) == OPEN
+    assert is_above(1000.0, None, 5.0, was_above=gate) == OPEN
+    assert is_below(None, 90.0, 5.0, was_below=gate) == OPEN
+    assert is_below(1000.0, None, 5.0, was_below=gate) == OPEN
+
+
+@given(st.lists(st.floats(85.001, 90), min_size=1, max_size=30), st.sampled_from([OPEN, CLOSED]))
+def test_between_the_two_bounds_a_gate_stays_as_it_was(readings: list[float], before: bool) -> None:
+    gate = before
+    for reading in readings:
+        gate = is_above(reading, 90.0, 5.0, was_above=gate)
+        assert gate == before
+
+
+@given(st.lists(percents, max_size=40))
+def test_between_two_closings_the_figure_was_well_within(readings: list[float]) -> None:
+    gate, lowest = OPEN, 0.0
+    for reading in readings:
+        lowest = min(lowest, reading)
+        after = is_above(reading, 90.0, 5.0, was_above=gate)
+        if after and not gate:
+            assert lowest <= 85.0
+            lowest = reading
+        gate = after
+
+
+OPENED, SHUT = SteadyGate(), SteadyGate(is_closed=True)
+STEADY_S = 3.0
+verdicts = st.sampled_from([True, False, None])
+steps = st.lists(st.tuples(st.floats(0.0, 4.0), verdicts), max_size=40)
+
+
+def gates_after(story: Sequence[tuple[float, bool | None]]) -> list[tuple[float, SteadyGate]]:
+    """Return the gate after each reading, given as (seconds since the previous one, is within)."""
+    gate, now, found = OPENED, 0.0, []
+    for later_s, is_within in story:
+        now += later_s
+        gate = judge_steadily(gate, is_within, now, STEADY_S)
+        found.append((now, gate))
+    return found
+
+
+def test_it_closes_at_once_and_opens_after_a_steady_time() -> None:
+    assert judge_steadily(OPENED, False, 10.0, STEADY_S) == SHUT, "it closes at the first reading over the limit"
+    # It opens when the figure has been within for long enough and not before.
+    story = [(0.0, False), (1.0, True), (2.9, True), (0.1, True)]
+    assert [gate.is_closed for _, gate in gates_after(story)] == [True, True, True, False]
+    # A reading over the limit restarts the wait.
+    story = [(0.0, False), (1.0, True), (2.0, False), (1.0, True), (2.9, True), (0.1, True)]
+    assert [gate.is_closed for _, gate in gates_after(story)] == [True, True, True, True, True, False]
+    assert judge_steadily(SHUT, True, 10.0, 0.0) == OPENED, "without a time to be steady it follows its figure"
+    waiting = SteadyGate(is_closed=True, within_since=100.0)
+    set_back = judge_steadily(waiting, True, 50.0, STEADY_S)
+    assert set_back.is_closed
+    assert judge_steadily(set_back, True, 52.9, STEADY_S).is_closed, "a clock that was set back does not open it early"
+    assert not judge_steadily(set_back, True, 53.0, STEADY_S).is_closed
+
+
+@pytest.mark.parametrize("gate", [OPENED, SHUT, SteadyGate(is_closed=True, within_since=9.0)])
+def test_the_unknown_closes_nothing_and_keeps_nothing_closed(gate: SteadyGate) -> None:
+    assert judge_steadily(gate, None, 10.0, STEADY_S) == OPENED
+
+
+@given(steps)
+def test_it_is_never_open_while_its_figure_is_beyond(story: list[tuple[float, bool | None]]) -> None:
+    for (_, is_within), (_, gate) in zip(story, gates_after(story), strict=True):
+        assert gate.is_closed or is_within is not False
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans()), max_size=40))
+def test_between_closing_and_opening_the_figure_was_within_for_the_whole_time(story: list[tuple[float, bool]]) -> None:
+    beyond_at, was_closed = None, False
+    for (_, is_within), (now, gate) in zip(story, gates_after(story), strict=True):
+        if was_closed and not gate.is_closed:
+            assert beyond_at is not None
+            assert now - beyond_at >= STEADY_S - 1e-9
+        beyond_at = beyond_at if is_within else now
+        was_closed = gate.is_closed
+
+
+@given(steps, st.sets(st.integers(0, 39)))
+def test_to_be_beyond_more_often_never_opens_it_earlier(
+    story: list[tuple[float, bool | None]], worse: set[int]
+) -> None:
+    busier = [
+        (later_s, False if place in worse and is_within is not None else is_within)
+        for place, (later_s, is_within) in enumerate(story)
+    ]
+    for (_, calm), (_, busy) in zip(gates_after(story), gates_after(busier), strict=True):
+        assert busy.is_closed or not calm.is_closed

@@ -23,6 +23,7 @@ from gpuyard.policy.memory_guards import (
     room_to_resume,
     stops_soon,
 )
+from tests.known import known
 
 GB = 1024.0
 CARD = 24 * GB
@@ -43,15 +44,18 @@ def victim_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> int | 
     return None if alarm is None else alarm.victim
 
 
-def test_the_youngest_first_run_makes_way_whichever_of_them_grows() -> None:
+def test_when_a_job_makes_way() -> None:
+    # The youngest first run makes way whichever of them grows.
     assert victim_of(300.0, job(1), job(2, rate_mb_s=100.0)) == 2
     assert victim_of(300.0, job(1, rate_mb_s=100.0), job(2), job(3, held_mb=0.0)) == 3
-
-
-def test_nothing_happens_while_enough_is_free_or_nothing_grows() -> None:
     assert alarm_of(600.0, job(1), job(2, rate_mb_s=100.0)) is None
-    assert alarm_of(10.0, job(1), job(2)) is None
+    assert alarm_of(10.0, job(1), job(2)) is None, "nothing happens while enough is free or nothing grows"
     assert alarm_of(10.0, job(1), job(2, rate_mb_s=100.0, is_first_run=False)) is None
+    # Memory that would be gone within a second counts as gone.
+    assert victim_of(3 * GB, job(1), job(2, rate_mb_s=4 * GB)) == 2
+    assert alarm_of(5 * GB, job(1), job(2, rate_mb_s=4 * GB)) is None
+    assert victim_of(5 * GB, job(1, rate_mb_s=3 * GB), job(2, rate_mb_s=3 * GB)) == 2
+    assert alarm_of(3 * GB, job(1), job(2, rate_mb_s=12 * GB, steady_mb_s=0.0)) is None, "a model was loaded at once"
 
 
 def test_a_first_run_makes_way_for_a_known_job_whose_memory_it_has_taken() -> None:
@@ -65,27 +69,20 @@ def test_a_first_run_makes_way_for_a_known_job_whose_memory_it_has_taken() -> No
     assert alarm_of(200.0, job(1), still) is None, "it may never need more"
 
 
-def test_memory_that_would_be_gone_within_a_second_counts_as_gone() -> None:
-    assert victim_of(3 * GB, job(1), job(2, rate_mb_s=4 * GB)) == 2
-    assert alarm_of(5 * GB, job(1), job(2, rate_mb_s=4 * GB)) is None
-    assert victim_of(5 * GB, job(1, rate_mb_s=3 * GB), job(2, rate_mb_s=3 * GB)) == 2
-    assert alarm_of(3 * GB, job(1), job(2, rate_mb_s=12 * GB, steady_mb_s=0.0)) is None, "a model was loaded at once"
-
-
-def test_a_job_that_has_the_card_alone_is_left_alone() -> None:
+def test_who_never_makes_way() -> None:
     assert alarm_of(100.0, job(1, rate_mb_s=100.0)) is None
     assert victim_of(100.0, job(1, rate_mb_s=100.0), others=True) == 1
     leaving = job(2, held_mb=10.0, is_leaving=True)
-    assert alarm_of(100.0, job(1, rate_mb_s=100.0), leaving) is None
-
-
-def test_jobs_within_their_memory_and_jobs_that_may_not_be_moved_never_make_way() -> None:
+    assert alarm_of(100.0, job(1, rate_mb_s=100.0), leaving) is None, "a job that has the card alone is left alone"
     known, fixed = job(3, is_first_run=False), job(2, may_be_moved=False)
     assert victim_of(100.0, job(1, rate_mb_s=50.0), known) == 1
     assert victim_of(100.0, job(1, rate_mb_s=50.0), fixed, known) == 1
     alarm = alarm_of(100.0, job(2, rate_mb_s=50.0, may_be_moved=False), known)
     assert alarm is not None, "nothing new may start there"
-    assert alarm.victim is None
+    assert alarm.victim is None, "jobs within their memory and jobs that may not be moved never make way"
+    # A job that was resumed a moment ago makes way only if it grows itself.
+    assert victim_of(100.0, job(1), job(2, rate_mb_s=50.0), job(3, is_spared=True)) == 2
+    assert victim_of(100.0, job(1), job(3, rate_mb_s=50.0, is_spared=True)) == 3
 
 
 def test_the_memory_of_jobs_that_leave_counts_as_free() -> None:
@@ -93,11 +90,6 @@ def test_the_memory_of_jobs_that_leave_counts_as_free() -> None:
     grows = job(1, rate_mb_s=100.0)
     assert alarm_of(100.0, grows, job(2), job(3, held_mb=4 * GB, is_leaving=True)) is None
     assert victim_of(100.0, grows, job(2), job(3, held_mb=50.0, is_leaving=True)) == 2
-
-
-def test_a_job_that_was_resumed_a_moment_ago_makes_way_only_if_it_grows_itself() -> None:
-    assert victim_of(100.0, job(1), job(2, rate_mb_s=50.0), job(3, is_spared=True)) == 2
-    assert victim_of(100.0, job(1), job(3, rate_mb_s=50.0, is_spared=True)) == 3
 
 
 def test_only_a_job_that_has_just_begun_is_stopped_and_never_the_first() -> None:
@@ -108,22 +100,21 @@ def test_only_a_job_that_has_just_begun_is_stopped_and_never_the_first() -> None
     assert may_stop(youngest, 59.0)
     assert not may_stop(youngest, 61.0)
     assert not may_stop(first, 5.0)
-    beside_a_script = alarm_of(100.0, job(1, rate_mb_s=50.0), others=True)
-    assert beside_a_script is not None
+    beside_a_script = known(alarm_of(100.0, job(1, rate_mb_s=50.0), others=True))
     assert may_stop(beside_a_script, 5.0), "the lease of the script was there before it"
 
 
-def test_a_job_resumes_where_clearly_more_than_it_held_is_free() -> None:
+def test_a_moved_or_stopped_job_comes_back_where_more_than_it_held_is_free() -> None:
     assert room_to_resume(8 * GB, 0.0) == 10 * GB
     assert room_to_resume(100.0, 0.0) == 612.0
-    assert room_to_resume(2 * GB, 6 * GB) == 6 * GB
-
-
-def test_a_stopped_job_can_always_start_alone_beside_programs_that_are_no_jobs() -> None:
+    assert room_to_resume(2 * GB, 6 * GB) == 6 * GB, "a job resumes where clearly more than it held is free"
+    # A stopped job can always start alone beside programs that are no jobs.
     assert room_to_restart(8 * GB, 0.0, CARD, 5 * GB) == 10 * GB
     assert room_to_restart(20 * GB, 0.0, CARD, 0.0) == pytest.approx(21.6 * GB)
     assert room_to_restart(23 * GB, 0.0, CARD, 0.0) == 23 * GB, "it fits the empty card"
     assert room_to_restart(16 * GB, 0.0, CARD, 5 * GB) == 18.5 * GB, "19 GB are free when no job runs"
+    assert grown_need(Growth(), 5 * GB) == Growth(memory_mb=5 * GB), "a stopped job gets more and keeps its reruns"
+    assert grown_need(Growth(count=2, memory_mb=8 * GB), 5 * GB) == Growth(count=2, memory_mb=8 * GB)
 
 
 def test_a_stopping_job_frees_its_memory_soon_after_it_is_asked_or_killed() -> None:
@@ -131,11 +122,6 @@ def test_a_stopping_job_frees_its_memory_soon_after_it_is_asked_or_killed() -> N
     for now, is_soon in cases:
         assert stops_soon(10.0, 100.0, now) is is_soon, now
     assert not stops_soon(None, None, 0.0)
-
-
-def test_a_stopped_job_gets_more_and_keeps_its_reruns() -> None:
-    assert grown_need(Growth(), 5 * GB) == Growth(memory_mb=5 * GB)
-    assert grown_need(Growth(count=2, memory_mb=8 * GB), 5 * GB) == Growth(count=2, memory_mb=8 * GB)
 
 
 def test_a_card_opens_again_when_its_reserve_was_free_for_some_seconds() -> None:
@@ -155,12 +141,10 @@ def test_a_card_opens_again_when_its_reserve_was_free_for_some_seconds() -> None
 
 
 def test_the_text_says_what_was_left_and_which_job_grew() -> None:
-    alarm = alarm_of(300.0, job(12, rate_mb_s=100.0), job(13))
-    assert alarm is not None
+    alarm = known(alarm_of(300.0, job(12, rate_mb_s=100.0), job(13)))
     assert alarm_text(alarm, "0", 13) == "GPU 0 had 300 MB left while job 12 grew"
     assert alarm_text(alarm, "0", 12) == "GPU 0 had 300 MB left while it grew"
-    fast = alarm_of(3 * GB, job(12), job(13, rate_mb_s=4 * GB))
-    assert fast is not None
+    fast = known(alarm_of(3 * GB, job(12), job(13, rate_mb_s=4 * GB)))
     assert alarm_text(fast, "0", 13) == "GPU 0 had 3 GB left while it grew by 4 GB a second"
 
 
@@ -189,15 +173,13 @@ def test_a_single_allocation_is_growth_and_no_steady_climb() -> None:
         assert climb.steady_mb_s == 0.0
 
 
-def test_flat_and_shrinking_memory_does_not_grow() -> None:
+def test_which_memory_grows() -> None:
     flat = MemoryClimb()
     for tenth in range(40):
         flat = flat.add(tenth / 10, 5000.0 + 2.0 * (tenth % 5))
         assert flat.rate_mb_s == 0.0, "drivers count in pages"
-    assert flat.add(4.0, 1000.0).rate_mb_s == 0.0
-
-
-def test_a_program_that_has_just_begun_held_nothing_before() -> None:
+    assert flat.add(4.0, 1000.0).rate_mb_s == 0.0, "flat and shrinking memory does not grow"
+    # A program that has just begun held nothing before.
     assert MemoryClimb().add(2.0, 4000.0, began_at=0.0).rate_mb_s == 2000.0
     assert MemoryClimb().add(200.0, 4000.0, began_at=0.0).rate_mb_s == 0.0, "it may have held that for long"
     assert MemoryClimb().add(2.0, 4000.0).rate_mb_s == 0.0, "it was put back"

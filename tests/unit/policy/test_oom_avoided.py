@@ -26,28 +26,31 @@ def is_avoided(
     return would_have_run_out(job.need, job.reasons, on)
 
 
-def test_reserved_memory_that_is_not_used_yet_would_have_been_given_away() -> None:
+def test_memory_that_is_promised_and_not_used_would_have_been_given_away() -> None:
+    # Reserved memory that is not used yet would have been given away.
     assert is_avoided(shared(12 * GB), [card(0)], lease("a", "G0", memory_mb=16 * GB))
-
-
-def test_a_card_that_is_all_reserved_needs_no_words() -> None:
+    # A card with an exclusive lease is reserved as a whole.
+    assert is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"))
     held = [replace(running(7), lease_id="a"), replace(running(8), lease_id="b")]
     leases = [lease(name, "G0", memory_mb=12 * GB) for name in "ab"]
-    assert is_avoided(shared(12 * GB), [card(0)], *leases, running=held)
+    assert is_avoided(shared(12 * GB), [card(0)], *leases, running=held), "a card that is all reserved needs no words"
     assert not is_avoided(shared(12 * GB), [card(0, used=20 * GB)], *leases, running=held)
 
 
-def test_a_card_with_an_exclusive_lease_is_reserved_as_a_whole() -> None:
-    assert is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"))
-
-
-def test_memory_that_is_in_use_would_not_have_been_given_away() -> None:
+def test_memory_that_is_used_or_unknown_would_not() -> None:
+    # Memory that is in use would not have been given away.
     assert not is_avoided(shared(12 * GB), [card(0, used=16 * GB)], lease("a", "G0", memory_mb=16 * GB))
     assert not is_avoided(shared(12 * GB), [card(0, used=16 * GB)])
-
-
-def test_unknown_memory_is_not_free() -> None:
+    # Unknown memory is not free.
     assert not is_avoided(shared(12 * GB), [card(0, used=None)], lease("a", "G0", memory_mb=16 * GB))
+    full = Packing(max_jobs_per_device=1)
+    assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0", memory_mb=GB), packing=full)
+    assert not is_avoided(CPU, [card(0)], cpu_jobs=0), "a job with another reason does not wait for memory"
+    assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"), tags={"": 0})
+    # A full card does not count for a card at its job limit.
+    cards = [card(0, used=23 * GB), card(1)]
+    leases = [lease("a", "G0", memory_mb=23 * GB), lease("b", "G1", memory_mb=GB)]
+    assert not is_avoided(shared(4 * GB), cards, *leases, packing=Packing(max_jobs_per_device=1))
 
 
 @pytest.mark.parametrize("need", [Need(), Need(memory=WholeDevice(4 * GB))])
@@ -55,30 +58,14 @@ def test_a_job_that_waits_for_a_whole_card_does_not_wait_for_memory(need: Need) 
     assert not is_avoided(need, [card(0)], lease("a", "G0", memory_mb=16 * GB))
 
 
-def test_a_job_with_another_reason_does_not_wait_for_memory() -> None:
-    full = Packing(max_jobs_per_device=1)
-    assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0", memory_mb=GB), packing=full)
-    assert not is_avoided(CPU, [card(0)], cpu_jobs=0)
-    assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"), tags={"": 0})
-
-
-def test_a_full_card_does_not_count_for_a_card_at_its_job_limit() -> None:
-    cards = [card(0, used=23 * GB), card(1)]
-    leases = [lease("a", "G0", memory_mb=23 * GB), lease("b", "G1", memory_mb=GB)]
-    assert not is_avoided(shared(4 * GB), cards, *leases, packing=Packing(max_jobs_per_device=1))
-
-
-def test_a_job_that_needs_two_cards_would_have_got_both() -> None:
+def test_only_cards_that_the_job_may_have_count() -> None:
     wide, reserved = shared(12 * GB, devices=2), lease("a", "G0", memory_mb=16 * GB)
-    assert is_avoided(wide, [card(0), card(1)], reserved)
+    assert is_avoided(wide, [card(0), card(1)], reserved), "a job that needs two cards would have got both"
     assert not is_avoided(wide, [card(0), card(1, used=16 * GB)], reserved)
     assert not is_avoided(wide, [card(0), card(1, fault="gone")], reserved)
     assert not is_avoided(replace(wide, banned=("G1",)), [card(0), card(1)], reserved)
-
-
-def test_a_card_that_it_may_not_have_does_not_count() -> None:
-    reserved = [lease(name, f"G{at}", memory_mb=16 * GB) for at, name in enumerate("ab")]
+    both = [lease(name, f"G{at}", memory_mb=16 * GB) for at, name in enumerate("ab")]
     cards = [card(0, used=16 * GB), card(1)]
-    assert is_avoided(shared(12 * GB), cards, *reserved)
-    assert not is_avoided(replace(shared(12 * GB), only=("G0",)), cards, *reserved)
-    assert not is_avoided(shared(12 * GB), [cards[0], replace(cards[1], fault="gone")], *reserved)
+    assert is_avoided(shared(12 * GB), cards, *both), "a card that it may not have does not count"
+    assert not is_avoided(replace(shared(12 * GB), only=("G0",)), cards, *both)
+    assert not is_avoided(shared(12 * GB), [cards[0], replace(cards[1], fault="gone")], *both)

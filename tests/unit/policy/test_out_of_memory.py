@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.model.out_of_memory import RamLimit, Shortage, ShortageKind, ended_at_limit, killed_by_kernel, recognise
+from tests.known import known
 from tests.unit.policy.oom_samples import ARENA, FIGURES, GB, HOST, NOTICE, OTHER, PYTORCH, PYTORCH_OLD, WORDS
 
 CHAINED = "During handling of the above exception, another exception occurred:"
@@ -20,16 +21,14 @@ def traceback(error: str) -> str:
 
 @pytest.mark.parametrize(("line", "expected"), FIGURES, ids=lambda value: value[:30] if isinstance(value, str) else "")
 def test_the_numbers_are_those_of_the_message(line: str, expected: Shortage) -> None:
-    shortage = recognise(f"epoch 1\n{line}\n")
-    assert shortage is not None
+    shortage = known(recognise(f"epoch 1\n{line}\n"))
     assert line.startswith(shortage.says.removesuffix("…"))
     assert replace(shortage, says="") == expected
 
 
 @pytest.mark.parametrize(("line", "where", "framework"), WORDS)
 def test_it_is_known_by_its_words(line: str, where: ShortageKind, framework: str | None) -> None:
-    shortage = recognise(f"epoch 1\n{line}\nsome last words\n")
-    assert shortage is not None
+    shortage = known(recognise(f"epoch 1\n{line}\nsome last words\n"))
     assert (shortage.where, shortage.framework, shortage.says) == (where, framework, " ".join(line.split()))
 
 
@@ -43,37 +42,28 @@ def test_a_month_is_no_talk(date: str) -> None:
     assert recognise(f"{date} RuntimeError: CUDA error: out of memory") is not None
 
 
-def test_the_quoted_line_is_short_and_contains_the_match() -> None:
-    shortage = recognise(f"{'x' * 5000} \x1b[31m\t{PYTORCH}")
-    assert shortage is not None
+def test_numbers_are_taken_from_the_last_error_or_just_before_it() -> None:
+    shortage = known(recognise(f"{PYTORCH_OLD}\nretrying with half the batch\n{traceback(PYTORCH)}"))
+    assert shortage.asked_mb == 20 * GB, "the last one counts"
+    shortage = known(recognise(f"{ARENA}\nCUDA error: out of memory\nRuntimeError: CUDA error: out of memory\n"))
+    assert shortage.says == "RuntimeError: CUDA error: out of memory"
+    assert shortage.asked_mb == 1 * GB, "a line without numbers uses those just before it"
+    shortage = known(recognise(f"{PYTORCH}\nMemoryError\n"))
+    assert (shortage.where, shortage.asked_mb) == (HOST, None), "it borrows none from the other memory"
+    shortage = known(recognise(f"{'x' * 5000} \x1b[31m\t{PYTORCH}"))
     assert len(shortage.says) <= 300
     assert "Tried to allocate 20.00 GiB" in shortage.says
-    assert shortage.says.isprintable()
+    assert shortage.says.isprintable(), "the quoted line is short and contains the match"
 
 
-def test_the_last_one_counts() -> None:
-    shortage = recognise(f"{PYTORCH_OLD}\nretrying with half the batch\n{traceback(PYTORCH)}")
-    assert shortage is not None
-    assert shortage.asked_mb == 20 * GB
-
-
-def test_a_line_without_numbers_uses_those_just_before_it() -> None:
-    shortage = recognise(f"{ARENA}\nCUDA error: out of memory\nRuntimeError: CUDA error: out of memory\n")
-    assert shortage is not None
-    assert shortage.says == "RuntimeError: CUDA error: out of memory"
-    assert shortage.asked_mb == 1 * GB
-
-
-def test_it_borrows_none_from_the_other_memory() -> None:
-    shortage = recognise(f"{PYTORCH}\nMemoryError\n")
-    assert shortage is not None
-    assert (shortage.where, shortage.asked_mb) == (HOST, None)
-
-
-def test_an_error_long_before_the_end_was_survived() -> None:
+def test_an_error_may_be_survived() -> None:
     steps = "".join(f"step {step}\n" for step in range(200))
     assert recognise(f"{PYTORCH}\n{steps}") is None
-    assert recognise(f"{PYTORCH}\n{steps[:400]}") is not None
+    assert recognise(f"{PYTORCH}\n{steps[:400]}") is not None, "an error long before the end was survived"
+    assert recognise(f"{NOTICE}\n{traceback('RuntimeError: shapes do not match')}") is None
+    assert recognise(f"{NOTICE}\n") is not None, "an allocator that tried with less is taken back by any error"
+    bar = "\r".join(f"{percent}%|##" for percent in range(50))
+    assert recognise(f"{bar}{traceback(PYTORCH)}") is not None, "a progress bar on the same line does not matter"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +88,7 @@ def test_a_later_error_of_another_kind_means_that_it_was_survived(error: str) ->
     ],
 )
 def test_a_launcher_that_tells_of_the_death_does_not_hide_it(error: str) -> None:
-    shortage = recognise(f"{traceback(PYTORCH)}{traceback(error)}")
-    assert shortage is not None
-    assert shortage.asked_mb == 20 * GB
+    assert known(recognise(f"{traceback(PYTORCH)}{traceback(error)}")).asked_mb == 20 * GB
 
 
 @pytest.mark.parametrize(
@@ -113,11 +101,6 @@ def test_an_error_that_came_of_it_does_not_hide_it(link: str) -> None:
 @pytest.mark.parametrize("end", ["", '  File "train.py", line 3', "100%|####| 3/3"])
 def test_a_traceback_without_its_end_takes_nothing_back(end: str) -> None:
     assert recognise(f"{PYTORCH}\nTraceback (most recent call last):\n{end}") is not None
-
-
-def test_an_allocator_that_tried_with_less_is_taken_back_by_any_error() -> None:
-    assert recognise(f"{NOTICE}\n{traceback('RuntimeError: shapes do not match')}") is None
-    assert recognise(f"{NOTICE}\n") is not None
 
 
 @pytest.mark.parametrize(
@@ -140,11 +123,6 @@ def test_prefixes_of_launchers_do_not_matter(tag: str) -> None:
     assert recognise(f"{tag}MemoryError\n") is not None
 
 
-def test_a_progress_bar_on_the_same_line_does_not_matter() -> None:
-    bar = "\r".join(f"{percent}%|##" for percent in range(50))
-    assert recognise(f"{bar}{traceback(PYTORCH)}") is not None
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -158,9 +136,7 @@ def test_a_progress_bar_on_the_same_line_does_not_matter() -> None:
     ],
 )
 def test_an_absurd_figure_is_no_figure(line: str) -> None:
-    shortage = recognise(line)
-    assert shortage is not None
-    assert shortage.asked_mb is None
+    assert known(recognise(line)).asked_mb is None
 
 
 @given(st.text(max_size=2000))
@@ -207,48 +183,35 @@ def test_hostile_text_does_not_take_for_ever(text: str, is_shortage: bool) -> No
     assert (recognise(text) is not None) is is_shortage
 
 
-def test_a_kill_that_the_kernel_counted_is_for_want_of_memory() -> None:
+def test_a_kill_for_want_of_memory() -> None:
     shortage = killed_by_kernel(137, 4, 5, 900.0, 16384.0)
-    assert shortage is not None
+    assert shortage is not None, "a kill that the kernel counted is for want of memory"
     assert (shortage.where, shortage.held_mb, shortage.total_mb, shortage.framework) == (
         HOST,
         900.0,
         16384.0,
         "the kernel",
     )
-
-
-def test_a_kill_of_a_program_that_held_nearly_all_memory_is_out_of_memory() -> None:
+    # A kill of a program that held nearly all memory is out of memory.
     for before, after in [(None, None), (4, None), (4, 4)]:
-        shortage = killed_by_kernel(137, before, after, 15000.0, 16384.0)
-        assert shortage is not None
+        shortage = known(killed_by_kernel(137, before, after, 15000.0, 16384.0))
         assert shortage.where is HOST
+    assert ended_at_limit(None) is None
+    assert ended_at_limit(RamLimit(limit_mb=200.0)) is None
+    found = known(ended_at_limit(RamLimit(limit_mb=200.0, kills=2, peak_mb=199.0)))
+    assert (found.where, found.total_mb, found.held_mb) == (ShortageKind.HOST, 200.0, 199.0)
+    assert "its limit of RAM (--ram)" in found.says, "an end at the own limit is told apart from a full machine"
 
 
 @pytest.mark.parametrize(
     ("status", "before", "after", "peak_mb", "total_mb"),
     [
-        (137, None, None, None, None),
-        (137, 4, 4, 900.0, 16384.0),
-        (137, None, 5, 900.0, 16384.0),
-        (137, 5, 4, None, None),
-        (137, None, None, 900.0, None),
-        (137, None, None, 900.0, 0.0),
-        (1, 4, 5, 16000.0, 16384.0),
-        (139, 4, 5, 16000.0, 16384.0),
-        (None, 4, 5, 16000.0, 16384.0),
+        (137, None, None, None, None), (137, 4, 4, 900.0, 16384.0), (137, None, 5, 900.0, 16384.0),
+        (137, 5, 4, None, None), (137, None, None, 900.0, None), (137, None, None, 900.0, 0.0),
+        (1, 4, 5, 16000.0, 16384.0), (139, 4, 5, 16000.0, 16384.0), (None, 4, 5, 16000.0, 16384.0),
     ],
-)
+)  # fmt: skip
 def test_without_evidence_a_kill_is_only_a_kill(
     status: int | None, before: int | None, after: int | None, peak_mb: float | None, total_mb: float | None
 ) -> None:
     assert killed_by_kernel(status, before, after, peak_mb, total_mb) is None
-
-
-def test_an_end_at_the_own_limit_is_told_apart_from_a_full_machine() -> None:
-    assert ended_at_limit(None) is None
-    assert ended_at_limit(RamLimit(limit_mb=200.0)) is None
-    found = ended_at_limit(RamLimit(limit_mb=200.0, kills=2, peak_mb=199.0))
-    assert found is not None
-    assert (found.where, found.total_mb, found.held_mb) == (ShortageKind.HOST, 200.0, 199.0)
-    assert "its limit of RAM (--ram)" in found.says

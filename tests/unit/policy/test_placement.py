@@ -61,9 +61,6 @@ def kinds_of(choice: PlacementChoice) -> dict[str | None, ReasonKind]:
     return {reason.device_id: reason.kind for reason in choice.reasons}
 
 
-# Reserve and measure, case by case.
-
-
 def free_memory(device: Device, view: Machine) -> float | None:
     return PlacementState(view).states[device.id].free_mb
 
@@ -75,47 +72,34 @@ def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> P
     return after
 
 
-def test_a_lease_that_has_not_allocated_yet_is_charged_its_reservation() -> None:
+def test_a_lease_is_charged_its_reservation_or_its_use() -> None:
+    # A lease that has not allocated yet is charged its reservation.
     view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
     starting = msgspec.structs.replace(view, measured={("a", "G0"): 0.0})
     for each in (view, starting):
         assert free_memory(card(0), each) == 4 * GB
         assert choose(shared(5 * GB), each).claim is None
         assert devices_of(choose(shared(4 * GB), each)) == ("G0",)
-
-
-def test_a_lease_that_grew_is_charged_its_use() -> None:
     seen = card(0, used=10 * GB)
     view = Machine(
-        now=0.0,
-        snapshot=machine(seen),
-        leases=(lease("a", "G0", memory_mb=4 * GB),),
-        measured={("a", "G0"): 10 * GB},
+        now=0.0, snapshot=machine(seen), leases=(lease("a", "G0", memory_mb=4 * GB),), measured={("a", "G0"): 10 * GB}
     )
-    assert free_memory(seen, view) == 14 * GB
+    assert free_memory(seen, view) == 14 * GB, "a lease that grew is charged its use"
 
 
 def test_foreign_memory_is_charged_beside_the_leases() -> None:
     seen = card(0, used=9 * GB)
     view = Machine(
-        now=0.0,
-        snapshot=machine(seen),
-        leases=(lease("a", "G0", memory_mb=8 * GB),),
-        measured={("a", "G0"): 3 * GB},
+        now=0.0, snapshot=machine(seen), leases=(lease("a", "G0", memory_mb=8 * GB),), measured={("a", "G0"): 3 * GB}
     )
     assert free_memory(seen, view) == CARD - 6 * GB - 8 * GB
-
-
-def test_where_processes_are_hidden_use_counts_against_the_reservations_first() -> None:
+    # Where processes are hidden use counts against the reservations first.
     leases = (lease("a", "G0", memory_mb=8 * GB),)
     hidden = {("a", "G0"): None}
     for used, free in ((0.0, 16 * GB), (6 * GB, 16 * GB), (8 * GB, 16 * GB), (11 * GB, 13 * GB)):
         seen = card(0, used=used)
         assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
-
-
-def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
-    """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are foreign."""
+    # Foreign memory is seen beside a measured lease.
     device = card(0, used=12 * GB)
     view = Machine(
         now=0.0,
@@ -124,9 +108,7 @@ def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
         measured={("seen", "G0"): 0.0, ("hidden", "G0"): None},
     )
     assert free_memory(device, view) == CARD - 8 * GB - 8 * GB - 4 * GB
-
-
-def test_memory_that_the_driver_keeps_is_not_free() -> None:
+    # Memory that the driver keeps is not free.
     seen = card(0, used=1 * GB, memory_free_mb=22 * GB)
     assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen))) == 22 * GB
     assert choose(shared(22.5 * GB), Machine(now=0.0, snapshot=machine(seen))).claim is None
@@ -244,9 +226,6 @@ def test_a_request_never_takes_what_requests_ahead_could_get_now(ahead: list[Nee
     assert after[:first_unserved] == served[:first_unserved]
 
 
-# Reasons against a device.
-
-
 def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
     blind = card(0, used=None, memory_total_mb=None, utilization_percent=None, power_draw_w=None, processes=None)
     view = Machine(now=0.0, snapshot=machine(blind))
@@ -254,20 +233,14 @@ def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_fr
     assert devices_of(choose(bounded, view)) == ("G0",)
     assert devices_of(choose(Need(), view)) == ("G0",)
     assert "unknown" in choose(shared(1), view).reasons[0].text
-
-
-def test_used_memory_that_is_unknown_leaves_the_total_less_the_reservations() -> None:
     blind = card(0, used=None, processes=None)
     view = Machine(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
-    assert free_memory(blind, view) == 4 * GB
+    assert free_memory(blind, view) == 4 * GB, "used memory that is unknown leaves the total less the reservations"
 
 
 def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reasons() -> None:
     devices = machine(card(0), card(1), card(2, fault="fell off the bus"), card(3))
-    choice = choose(
-        Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)),
-        Machine(now=0.0, snapshot=devices),
-    )
+    choice = choose(Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)), Machine(now=0.0, snapshot=devices))
     assert kinds_of(choice) == {
         "G0": ReasonKind.CLOSED,
         "G1": ReasonKind.NOT_ASKED_FOR,
@@ -278,14 +251,12 @@ def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reaso
     assert choice.reasons[-1].text == "1 GPU available now (2 needed)"
 
 
-def test_a_split_card_is_used_through_its_parts_only() -> None:
+def test_parts_and_whole_cards_exclude_each_other() -> None:
     part = card(1, parent="G0")
     view = Machine(now=0.0, snapshot=machine(card(0), part))
     assert devices_of(choose(Need(), view)) == ("G1",)
-    assert choose(Need(devices=2), view).claim is None
-
-
-def test_a_whole_card_is_not_granted_while_a_part_of_it_is_leased() -> None:
+    assert choose(Need(devices=2), view).claim is None, "a split card is used through its parts only"
+    # A whole card is not granted while a part of it is leased.
     view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
     for need in (Need(), Need(memory=WholeDevice(GB))):
         choice = choose(need, view)
@@ -298,9 +269,7 @@ def test_without_health_checks_leases_still_count() -> None:
     assert devices_of(choose(careless, Machine(now=0.0, snapshot=sick))) == ("G0", "G1")
     taken = Machine(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
     assert kinds_of(choose(careless, taken))["G1"] is ReasonKind.LEASED
-
-
-def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
+    # Without health checks shared leases still fit the card.
     view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
     careless = msgspec.structs.replace(shared(8 * GB), ignores_health=True)
     assert kinds_of(choose(careless, view))["G0"] is ReasonKind.NO_ROOM
@@ -401,18 +370,15 @@ def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
     assert (by_device["G1"].had, by_device["G1"].needed) == (4 * GB, 8 * GB)
 
 
-def test_devices_of_two_vendors_are_never_in_one_claim() -> None:
-    """Not even for a need without a vendor, which may be older than the second vendor's driver."""
+def test_a_claim_is_of_one_vendor() -> None:
     radeon = card(2, vendor=Vendor.AMD)
     two, three = Need(devices=2), Need(devices=3)
     view = Machine(now=0.0, snapshot=machine(card(0), radeon, card(1)))
     assert devices_of(choose(two, view)) == ("G0", "G1")
     assert devices_of(choose(three, view)) == ()
     full = Machine(now=0.0, snapshot=view.snapshot, leases=(lease("a", "G0"),))
-    assert devices_of(choose(two, full)) == ()
-
-
-def test_a_ticket_for_another_vendor_s_devices_blocks_none_of_these() -> None:
+    assert devices_of(choose(two, full)) == (), "devices of two vendors are never in one claim"
+    # A ticket for another vendor s devices blocks none of these.
     radeon = card(2, vendor=Vendor.AMD)
     view = Machine(
         now=1000.0, snapshot=machine(card(0), radeon), leases=(lease("a", "G0"),),

@@ -9,26 +9,14 @@ from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import PATIENCE_S
 from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.policy.wait_reasons import ReasonKind
-from tests.unit.policy.test_placement import (
-    BOB,
-    GB,
-    card,
-    devices_of,
-    kinds_of,
-    lease,
-    machine,
-    shared,
-    ticket,
-)
-
-
-def test_tickets_are_ordered_by_priority_then_by_time() -> None:
-    late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
-    urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
-    assert [each.id for each in in_queue_order([late, early, urgent])] == ["urgent", "early", "late"]
+from tests.unit.policy.test_placement import BOB, GB, card, devices_of, kinds_of, lease, machine, shared, ticket
 
 
 def test_requests_ahead_are_placed_first() -> None:
+    # Tickets are ordered by priority then by time.
+    late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
+    urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
+    assert [each.id for each in in_queue_order([late, early, urgent])] == ["urgent", "early", "late"]
     view = Machine(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
@@ -36,15 +24,9 @@ def test_requests_ahead_are_placed_first() -> None:
     assert devices_of(
         choose(Need(), Machine(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
     ) == ("G1",)
-
-
-def test_a_need_of_two_cards_is_not_starved_by_needs_of_one() -> None:
-    """One of two cards is free: it is reserved from the start, until the other one is free."""
+    # A need of two cards is not starved by needs of one.
     view = Machine(
-        now=1.0,
-        snapshot=machine(card(0), card(1)),
-        leases=(lease("a", "G0"),),
-        ahead=(ticket(Need(devices=2)),),
+        now=1.0, snapshot=machine(card(0), card(1)), leases=(lease("a", "G0"),), ahead=(ticket(Need(devices=2)),)
     )
     assert kinds_of(choose(Need(), view))["G1"] is ReasonKind.AWAITED
     assert kinds_of(choose(shared(1), view))["G1"] is ReasonKind.AWAITED

@@ -16,7 +16,8 @@ from gpuyard.policy.plan import decide, estimate_start
 from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import JobFacts, Plan, RunningJob, SchedulingLimits, StartCap, WaitingJob, WaitingLane, World
-from tests.unit.policy.test_placement import ALICE, BOB, GB, card, free_memory, lease, machine, shared, ticket
+from tests.known import known
+from tests.unit.policy.test_placement import BOB, GB, card, free_memory, lease, machine, shared, ticket
 
 NOW = 1_000_000.0
 ME = Holder(uid=1000, user="me", pid=1)
@@ -80,109 +81,74 @@ def kinds_of(job: WaitingJob) -> list[ReasonKind]:
     return [reason.kind for reason in job.reasons]
 
 
-# Order
-
-
 def test_free_devices_go_to_the_first_in_the_queue() -> None:
     plan = decide(view(queue(1, Need(), 10, 11, 12), queue(2, Need(), 20, priority=1), on=2))
     assert started(plan) == {20: ("G0",), 10: ("G1",)}
     assert [job.job_id for job in plan.waiting] == [11]
-
-
-def test_tags_take_turns() -> None:
     plan = decide(view(queue(1, Need(), 10, 11, 12, tag="a"), queue(2, Need(), 20, 21, tag="b"), on=4))
-    assert list(started(plan)) == [10, 20, 11, 21]
-
-
-def test_recent_use_counts_before_submission() -> None:
+    assert list(started(plan)) == [10, 20, 11, 21], "tags take turns"
+    # Recent use counts before submission.
     queues = queue(1, Need(), 10, tag="busy"), queue(2, Need(), 20, tag="idle")
     assert list(started(decide(view(*queues, used={("me", "busy"): 60.0})))) == [20]
-
-
-def test_an_aged_job_goes_before_a_fresh_one_of_higher_priority() -> None:
     queues = queue(1, Need(), 10, waited_s=4 * AGEING_S), queue(2, Need(), 20, priority=3)
-    assert list(started(decide(view(*queues)))) == [10]
+    assert list(started(decide(view(*queues)))) == [10], "an aged job goes before a fresh one of higher priority"
 
 
-# Placement
-
-
-def test_several_devices_are_had_all_at_once_or_not_at_all() -> None:
+def test_jobs_get_all_their_devices_or_share_what_fits() -> None:
     wide = Need(devices=2)
     assert started(decide(view(queue(1, wide), on=3))) == {1: ("G0", "G1")}
     plan = decide(view(queue(1, wide), on=2, leases=[lease("a", "G0")]))
-    assert not plan.starts
+    assert not plan.starts, "several devices are had all at once or not at all"
     assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.LEASED, ReasonKind.TOO_FEW]
-
-
-@pytest.mark.parametrize(
-    ("need", "device"),
-    [
-        (Need(vendor=Vendor.AMD), "G1"),
-        (Need(model="h100"), "G2"),
-        (Need(only=("G2", "G1"), banned=("G1",)), "G2"),
-        (Need(banned=("G0", "G2")), "G1"),
-        (Need(memory=WholeDevice(30 * GB)), "G2"),
-    ],
-)
-def test_a_job_goes_only_where_it_asked_to_go(need: Need, device: str) -> None:
-    cards = card(0), card(1, vendor=Vendor.AMD), card(2, name="NVIDIA H100", memory_free_mb=80 * GB)
-    assert started(decide(view(queue(1, need), on=machine(*cards)))) == {1: (device,)}
-
-
-def test_jobs_that_share_fill_a_card_and_no_more() -> None:
     plan = decide(view(queue(1, shared(10 * GB), 10, 11, 12)))
-    assert started(plan) == {10: ("G0",), 11: ("G0",)}
+    assert started(plan) == {10: ("G0",), 11: ("G0",)}, "jobs that share fill a card and no more"
     (reason,) = [reason for reason in waiting_job(plan, 1).reasons if reason.device_id == "G0"]
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.NO_ROOM, 4 * GB, 10 * GB)
     assert [holder.label for holder in reason.holders] == ["job 10", "job 11"]
 
 
-def test_a_machine_without_devices_still_runs_jobs_without_devices() -> None:
+@pytest.mark.parametrize(
+    ("need", "device"),
+    [
+        (Need(vendor=Vendor.AMD), "G1"), (Need(model="h100"), "G2"),
+        (Need(only=("G2", "G1"), banned=("G1",)), "G2"), (Need(banned=("G0", "G2")), "G1"),
+        (Need(memory=WholeDevice(30 * GB)), "G2"),
+    ],
+)  # fmt: skip
+def test_a_job_goes_only_where_it_asked_to_go(need: Need, device: str) -> None:
+    cards = card(0), card(1, vendor=Vendor.AMD), card(2, name="NVIDIA H100", memory_free_mb=80 * GB)
+    assert started(decide(view(queue(1, need), on=machine(*cards)))) == {1: (device,)}
+
+
+def test_work_without_devices_waits_behind_none_and_has_slots_of_its_own() -> None:
     plan = decide(view(queue(1, Need()), queue(2, CPU), on=0))
-    assert started(plan) == {2: ()}
+    assert started(plan) == {2: ()}, "a machine without devices still runs jobs without devices"
     assert waiting_job(plan, 1).reasons[-1].text == "no GPU available now (1 needed)"
-
-
-# Jobs without devices
-
-
-def test_work_without_devices_waits_behind_no_device() -> None:
     plan = decide(view(queue(1, Need(), priority=9), queue(2, CPU), leases=[lease("a", "G0")]))
-    assert started(plan) == {2: ()}
-
-
-def test_work_without_devices_has_slots_of_its_own() -> None:
+    assert started(plan) == {2: ()}, "work without devices waits behind no device"
     plan = decide(view(queue(1, CPU, 10, 11, 12), queue(2, Need()), cpu_jobs=3, running=[running(7, devices=0)]))
-    assert list(started(plan)) == [2, 10, 11]
+    assert list(started(plan)) == [2, 10, 11], "work without devices has slots of its own"
     (reason,) = waiting_job(plan, 1).reasons
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.LIMIT, 3.0, 3.0)
-
-
-def test_work_that_wants_a_quiet_machine_waits_for_one() -> None:
     quiet = Need(devices=0, max_cpu_percent=50.0)
     plan = decide(view(queue(1, quiet), queue(2, CPU), on=machine(host=Host(cpu_percent=80.0))))
-    assert started(plan) == {2: ()}
+    assert started(plan) == {2: ()}, "work that wants a quiet machine waits for one"
     assert [reason.text for reason in waiting_job(plan, 1).reasons] == ["CPU 80% > 50%"]
+    # A ticket is no concern of work without devices.
+    assert started(decide(view(queue(1, CPU), tickets=(ticket(Need()),)))) == {1: ()}
 
 
-# Limits
-
-
-def test_a_tag_runs_as_many_as_it_may() -> None:
+def test_tags_and_arrays_run_as_many_as_they_may() -> None:
     tagged = queue(1, Need(), 10, 11, 12, tag="net"), queue(2, CPU, 20, tag="net")
     plan = decide(view(*tagged, on=4, tags={"net": 2}, running=[running(5, tag="net")]))
-    assert list(started(plan)) == [10]
+    assert list(started(plan)) == [10], "a tag runs as many as it may"
     for lane_id in (1, 2):
         (reason,) = waiting_job(plan, lane_id).reasons
         assert reason.text == "limit reached: at most 2 jobs tagged 'net' at a time"
         assert (reason.kind, reason.had, reason.needed) == (ReasonKind.LIMIT, 2.0, 2.0)
-
-
-def test_an_array_runs_as_many_as_it_may() -> None:
     arrays = queue(1, Need(), 10, 11, group=10, group_limit=2), queue(2, Need(), 20, 21, group=20, group_limit=1)
     plan = decide(view(*arrays, on=8, running=[running(9, group=10)]))
-    assert sorted(started(plan)) == [10, 20]
+    assert sorted(started(plan)) == [10, 20], "an array runs as many as it may"
     assert kinds_of(waiting_job(plan, 1)) == kinds_of(waiting_job(plan, 2)) == [ReasonKind.LIMIT]
 
 
@@ -197,9 +163,6 @@ def test_a_job_at_a_limit_reserves_no_device(limited: dict[str, Any]) -> None:
     assert plan.head is None
 
 
-# Reasons
-
-
 def test_a_closed_queue_starts_nothing_and_gives_the_reason() -> None:
     plan = decide(view(queue(1, Need(), 10, 11), queue(2, CPU), on=4, closed_reasons=(PAUSED,)))
     assert not plan.starts
@@ -207,58 +170,34 @@ def test_a_closed_queue_starts_nothing_and_gives_the_reason() -> None:
     assert plan.head is None
 
 
-def test_a_reason_names_the_holder_of_the_device() -> None:
-    plan = decide(view(queue(1, Need()), leases=[lease("a", "G0", holder=ALICE)]))
-    (leased, _) = waiting_job(plan, 1).reasons
-    assert (leased.kind, leased.device_id, leased.holders) == (ReasonKind.LEASED, "G0", (ALICE,))
-    assert leased.text == "held by alice, pid 101 (train)"
-
-
-def test_the_explained_lane_gets_its_reasons_even_on_full_devices() -> None:
+def test_each_lane_waits_once_and_the_explained_one_with_its_reasons() -> None:
     def full() -> World:
         return view(*(queue(each, Need()) for each in (1, 2, 3)), leases=[lease("a", "G0", holder=BOB)])
 
     assert [bool(job.reasons) for job in decide(full()).waiting] == [True, False, False]
     plan = decide(full(), explained_lane=3)
-    assert not waiting_job(plan, 2).reasons
+    assert not waiting_job(plan, 2).reasons, "the explained lane gets its reasons even on full devices"
     assert waiting_job(plan, 3).reasons[0].text == "held by bob, pid 202"
-
-
-def test_each_considered_lane_waits_once() -> None:
     plan = decide(view(*(queue(each, Need(), each * 10, each * 10 + 1) for each in range(1, 5)), on=1))
-    assert sorted(job.lane.id for job in plan.waiting) == [1, 2, 3, 4]
+    assert sorted(job.lane.id for job in plan.waiting) == [1, 2, 3, 4], "each considered lane waits once"
 
 
-# Other requests in the ledger's queue
-
-
-def test_who_waits_in_the_ledger_without_us_being_there_goes_first() -> None:
+def test_requests_of_others_have_their_place() -> None:
     plan = decide(view(queue(1, Need()), tickets=(ticket(Need(), since=NOW - 5),)))
-    assert not plan.starts
+    assert not plan.starts, "who waits in the ledger without us being there goes first"
     assert waiting_job(plan, 1).reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
     assert started(decide(view(queue(1, Need()), on=2, tickets=(ticket(Need()),)))) == {1: ("G1",)}
-
-
-def test_our_own_ticket_is_our_place_in_the_queue() -> None:
+    # Our own ticket is our place in the queue.
     mine, theirs = ticket(Need(), since=NOW - 9, name="mine"), ticket(Need(), since=NOW - 5)
     assert started(decide(view(queue(1, Need()), tickets=(theirs,), my_ticket=mine))) == {1: ("G0",)}
     late = replace(mine, since=NOW - 1)
     assert not decide(view(queue(1, Need()), tickets=(theirs,), my_ticket=late)).starts
 
-
-def test_a_job_of_higher_priority_goes_before_a_ticket_and_one_of_lower_behind() -> None:
     def against(priority: int) -> Plan:
         return decide(view(queue(1, Need(), priority=priority), tickets=(ticket(Need(), priority=3),)))
 
     assert started(against(4)) == {1: ("G0",)}
-    assert not against(2).starts
-
-
-def test_a_ticket_is_no_concern_of_work_without_devices() -> None:
-    assert started(decide(view(queue(1, CPU), tickets=(ticket(Need()),)))) == {1: ()}
-
-
-# Claims never exceed capacity
+    assert not against(2).starts, "a job of higher priority goes before a ticket and one of lower behind"
 
 
 @st.composite
@@ -332,8 +271,7 @@ def test_no_plan_exceeds_a_device_or_a_limit(
             assert not beside
         elif shares:
             assert not any(share.is_exclusive for each in beside for share in each.shares)
-            free = free_memory(device, planner_view.machine)
-            assert free is not None
+            free = known(free_memory(device, planner_view.machine))
             assert sum(share.memory_mb or 0.0 for share in shares) <= free
     for start in plan.starts:
         need, ids = start.lane.need, started(plan)[start.job_id]
@@ -350,28 +288,22 @@ def test_no_plan_exceeds_a_device_or_a_limit(
         assert len(of_lane) <= (each.lane.group_limit or len(of_lane))
 
 
-# Start estimates
-
-
-def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
+def test_a_start_is_estimated_where_everything_is_known() -> None:
     on_cpus = running(3, devices=0, ends_about=NOW - 5)
     lanes = queue(9, Need()).lane, queue(8, CPU).lane
     both = view(running=[running(1, ends_about=NOW + 100), running(2, ends_about=NOW + 40), on_cpus])
     assert [estimate_start(both, lanes[0], ahead, 30.0) for ahead in range(4)] == [
         NOW + 40, NOW + 100, NOW + 70, NOW + 130,
     ]  # fmt: skip
-    assert estimate_start(both, lanes[0], 1, None) == NOW + 100
+    assert estimate_start(both, lanes[0], 1, None) == NOW + 100, "a start is estimated from running jobs and jobs ahead"
     assert estimate_start(both, lanes[1], 0, None) == NOW - 5, "the job before it is overdue"
     assert estimate_start(both, lanes[1], 1, 30.0) == NOW + 30, "after it, and not after the time when it should end"
-
-
-def test_where_anything_is_unknown_no_start_is_estimated() -> None:
     lane = queue(9, Need()).lane
     assert estimate_start(view(), lane, 0, 30.0) is None
     known = view(running=[running(1, ends_about=NOW + 5)])
     assert estimate_start(known, lane, 1, None) is None
     partly = view(running=[running(1, ends_about=NOW + 5), running(2)])
-    assert estimate_start(partly, lane, 0, 30.0) is None
+    assert estimate_start(partly, lane, 0, 30.0) is None, "where anything is unknown no start is estimated"
 
 
 # Caps on starts
@@ -387,14 +319,11 @@ def test_a_cap_on_starts_leaves_the_rest_waiting_for_its_reason(most: int) -> No
     assert plan.head is None
 
 
-def test_a_cap_on_starts_with_devices_leaves_other_jobs_alone() -> None:
+def test_a_cap_on_starts_with_devices_leaves_other_and_resumed_jobs_alone() -> None:
     cap = StartCap(most=1, reason=CAP, is_for_devices=True)
     plan = decide(view(queue(1, shared(GB), 1, 2), queue(3, CPU, 3, 4), start_caps=(cap,)))
     assert sorted(started(plan)) == [1, 3, 4]
-    assert waiting_job(plan, 1).reasons == (CAP,)
-
-
-def test_a_suspended_job_resumes_despite_a_cap_on_starts() -> None:
+    assert waiting_job(plan, 1).reasons == (CAP,), "a cap on starts with devices leaves other jobs alone"
     cap = StartCap(most=0, reason=CAP)
     plan = decide(view(queue(-1, shared(GB), 1, resumes=True), start_caps=(cap,)))
-    assert sorted(started(plan)) == [1]
+    assert sorted(started(plan)) == [1], "a suspended job resumes despite a cap on starts"

@@ -54,38 +54,35 @@ def lasting(**most_s: float) -> dict[str, Any]:
     return {"facts": {job_id: JobFacts(estimate=each) for job_id, each in expected.items()}}
 
 
-def test_free_devices_are_reserved_for_the_head() -> None:
+def test_the_heads_devices_are_reserved() -> None:
     plan = decide(behind_a_wide_one(queue(2, Need(), 20), queue(3, shared(GB), 30)))
     assert not plan.starts
     assert plan.head is not None
-    assert plan.head.job_id == 1
+    assert plan.head.job_id == 1, "free devices are reserved for the head"
     for lane_id in (2, 3):
         kept = next(reason for reason in waiting_job(plan, lane_id).reasons if reason.device_id == "G1")
         assert kept.kind is ReasonKind.AWAITED
         assert [holder.label for holder in kept.holders] == ["job 1"]
-
-
-def test_jobs_behind_the_head_start_on_devices_that_it_cannot_use() -> None:
-    head = queue(1, Need(devices=2, only=("G0", "G1")), priority=5)
-    plan = decide(view(head, queue(2, Need(), 20, 21), on=3, leases=[lease("a", "G0")]))
-    assert started(plan) == {20: ("G2",)}
-
-
-def test_jobs_behind_the_head_start_in_memory_that_it_leaves_over() -> None:
-    """Two cards of 24 GB: when the lease ends, the head takes 16 on each; 8 are left beside it on the free one."""
-    head = queue(1, shared(16 * GB, devices=2), priority=5)
-    leases = [lease("a", "G0", memory_mb=20 * GB)]
-    plan = decide(view(head, queue(2, shared(5 * GB), 20, 21), on=2, leases=leases))
-    assert started(plan) == {20: ("G1",)}
-
-
-def test_a_head_with_a_load_limit_gets_its_device_exclusively_reserved() -> None:
-    """A job that started beside it would be the load that it waits out."""
     head = queue(1, Need(memory=FixedMemory(4 * GB), max_utilization_percent=50.0), priority=5)
     busy = machine(card(0, used=4 * GB, utilization_percent=90.0))
     plan = decide(view(head, queue(2, shared(4 * GB)), on=busy, leases=[lease("a", "G0", memory_mb=4 * GB)]))
-    assert not plan.starts
+    assert not plan.starts, "a head with a load limit gets its device exclusively reserved"
     assert kinds_of(waiting_job(plan, 1))[0] is ReasonKind.TOO_BUSY
+    hopeless = queue(1, Need(devices=5), priority=9)
+    plan = decide(view(hopeless, queue(2, WIDE, priority=5), queue(3, Need(), 30), on=2, leases=[lease("a", "G0")]))
+    assert not plan.starts
+    assert plan.head is not None
+    assert plan.head.job_id == 2, "behind a job that can never fit the next one becomes the head"
+
+
+def test_jobs_behind_the_head_use_what_it_leaves_over() -> None:
+    head = queue(1, Need(devices=2, only=("G0", "G1")), priority=5)
+    plan = decide(view(head, queue(2, Need(), 20, 21), on=3, leases=[lease("a", "G0")]))
+    assert started(plan) == {20: ("G2",)}, "jobs behind the head start on devices that it cannot use"
+    head = queue(1, shared(16 * GB, devices=2), priority=5)
+    leases = [lease("a", "G0", memory_mb=20 * GB)]
+    plan = decide(view(head, queue(2, shared(5 * GB), 20, 21), on=2, leases=leases))
+    assert started(plan) == {20: ("G1",)}, "jobs behind the head start in memory that it leaves over"
 
 
 @pytest.mark.parametrize(
@@ -105,17 +102,6 @@ def test_a_job_that_would_not_fit_even_on_idle_devices_delays_no_other(need: Nee
     assert plan.head.job_id == 1
 
 
-def test_behind_a_job_that_can_never_fit_the_next_one_becomes_the_head() -> None:
-    hopeless = queue(1, Need(devices=5), priority=9)
-    plan = decide(view(hopeless, queue(2, WIDE, priority=5), queue(3, Need(), 30), on=2, leases=[lease("a", "G0")]))
-    assert not plan.starts
-    assert plan.head is not None
-    assert plan.head.job_id == 2
-
-
-# With unknown memory
-
-
 def unknown(least_mb: float = 12 * GB, devices: int = 1) -> Need:
     """Return the need of a job that was neither declared nor learned."""
     return Need(devices=devices, memory=UncertainMemory(least_mb, least_mb / 2, least_mb / 2 / SURENESS))
@@ -130,7 +116,7 @@ def unknown(least_mb: float = 12 * GB, devices: int = 1) -> Need:
         pytest.param(shared(13 * GB), False, id="known, and too large to fit beside the head"),
     ],
 )
-def test_a_job_of_unknown_memory_does_not_start_on_a_device_that_is_reserved(small: Need, starts: bool) -> None:
+def test_a_job_of_unknown_memory_does_not_start_beside_a_head(small: Need, starts: bool) -> None:
     """The head needs half of each of two cards, or more; on one of them a job runs."""
     head = queue(1, unknown(devices=2), priority=5)
     plan = decide(view(head, queue(2, small, 20), on=2, leases=[lease("a", "G0", memory_mb=20 * GB)]))
@@ -162,9 +148,6 @@ def test_a_job_of_unknown_memory_may_start_if_it_ends_before_the_head_could_star
         assert started(plan) == then
 
 
-# With known durations
-
-
 @pytest.mark.parametrize(("most_s", "fits"), [(39.0, True), (40.0, True), (41.0, False)])
 def test_a_job_that_ends_before_the_head_could_start_may_start(most_s: float, fits: bool) -> None:
     small = queue(2, Need(), 20)
@@ -191,30 +174,17 @@ def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], le
     assert not plan(29.0).starts
 
 
-def test_a_job_of_unknown_duration_does_not_start_on_reserved_devices() -> None:
+def test_only_jobs_that_end_in_time_start_on_reserved_devices() -> None:
     plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=NOW + 1e9))
-    assert not plan.starts
-
-
-@pytest.mark.parametrize("ends_at", [None, NOW - 5], ids=["unknown", "past"])
-def test_where_the_head_might_start_at_any_moment_nothing_goes_before_it(ends_at: float | None) -> None:
-    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=ends_at, **lasting(_20=0.1)))
-    assert not plan.starts
-
-
-def test_a_lease_of_unknown_end_may_end_at_any_moment() -> None:
-    """The end of either lease would let the head start; only one has a known end."""
+    assert not plan.starts, "a job of unknown duration does not start on reserved devices"
     head, small = queue(1, WIDE, priority=5), queue(2, Need(), 20)
     leases = [lease("mine", "G0"), lease("theirs", "G1", holder=BOB)]
     plan = decide(
         view(head, small, on=3, leases=leases, running=[of_lease("mine", 90, NOW + 100)],
              **lasting(_20=50.0))
     )  # fmt: skip
-    assert not plan.starts
-
-
-def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
-    """Three cards for the head, one free: it can start when the second of two leases ends, at 80."""
+    assert not plan.starts, "a lease of unknown end may end at any moment"
+    # The head waits for as many ends as it needs.
     leases = [lease("a", "G0"), lease("b", "G1")]
     for most_s, fits in ((79.0, True), (81.0, False)):
         plan = decide(
@@ -222,16 +192,16 @@ def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
                  running=[of_lease("a", 90, NOW + 20), of_lease("b", 91, NOW + 80)], **lasting(_20=most_s))
         )  # fmt: skip
         assert bool(plan.starts) is fits
-
-
-def test_a_backfilled_job_takes_nothing_from_a_ticket() -> None:
     theirs = ticket(Need(), since=NOW - 5)
     small = queue(2, Need(), 20)
     plan = decide(behind_a_wide_one(small, tickets=(theirs,), ends_after=NOW + 40, **lasting(_20=1.0)))
+    assert not plan.starts, "a backfilled job takes nothing from a ticket"
+
+
+@pytest.mark.parametrize("ends_at", [None, NOW - 5], ids=["unknown", "past"])
+def test_where_the_head_might_start_at_any_moment_nothing_goes_before_it(ends_at: float | None) -> None:
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=ends_at, **lasting(_20=0.1)))
     assert not plan.starts
-
-
-# Properties, once the head has waited long
 
 
 def head_fits(planner_view: World, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
@@ -252,7 +222,7 @@ heads = st.one_of(
 
 @pytest.mark.no_cover
 @given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
-def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
+def test_whichever_leases_end_the_head_is_not_delayed(
     world: Cards, need: Need, queues: list[LaneQueue], chance: Random
 ) -> None:
     snapshot, leases, measured = world
@@ -281,7 +251,7 @@ def grown(start: Start) -> Start:
     st.lists(st.one_of(needs, st.builds(unknown, st.sampled_from([GB, 12 * GB]), st.integers(1, 2))), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_whatever_unknown_jobs_turn_out_to_need_the_head_fits_as_early_as_if_nothing_had_started(
+def test_whatever_unknown_jobs_turn_out_to_need_the_head_is_not_delayed(
     world: Cards, need: Need, others: list[Need], chance: Random
 ) -> None:
     snapshot, leases, measured = world

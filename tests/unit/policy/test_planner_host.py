@@ -1,13 +1,17 @@
 """The planner and the RAM of the host: 23 GB, of which 2 GB stay free, and a card of 24 GB."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
+from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need
 from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.host_room import HostUse, HostView
 from gpuyard.policy.numbers import STRICT_AFTER_S
 from gpuyard.policy.plan import decide
-from gpuyard.policy.wait_reasons import ReasonKind
+from gpuyard.policy.queue_order import LaneQueue
+from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import RunningJob
 from tests.unit.policy.test_placement import ALICE, GB, card, machine, shared, ticket
 from tests.unit.policy.test_planner import NOW, kinds_of, queue, running, started, view, waiting_job
@@ -27,21 +31,20 @@ def held(name: str, size_gb: float) -> Lease:
     return Lease(id=name, holder=ALICE, shares=(), since=0.0, host=HostShare(ram_mb=size_gb * GB))
 
 
-def test_one_plan_starts_no_more_than_the_ram_is_enough_for() -> None:
+def test_a_plan_starts_no_more_than_the_ram_is_enough_for() -> None:
     plan = decide(view(queue(1, ram(8, devices=1), *range(10, 18)), on=host()))
-    assert list(started(plan)) == [10, 11]
+    assert list(started(plan)) == [10, 11], "one plan starts no more than the RAM is enough for"
     assert kinds_of(waiting_job(plan, 1))[0] is ReasonKind.HOST_ROOM
-
-
-def test_jobs_without_devices_reserve_ram_too() -> None:
     plan = decide(view(queue(1, ram(8), 10, 11, 12), on=host(0)))
-    assert list(started(plan)) == [10, 11]
+    assert list(started(plan)) == [10, 11], "jobs without devices reserve RAM too"
     assert [start.claim.host for start in plan.starts] == [HostShare(ram_mb=8 * GB)] * 2
-
-
-def test_jobs_that_reserve_nothing_do_not_wait_for_ram() -> None:
     plan = decide(view(queue(1, Need(devices=0), 10), on=host(0), leases=[held("a", 21)]))
-    assert list(started(plan)) == [10]
+    assert list(started(plan)) == [10], "jobs that reserve nothing do not wait for RAM"
+    one = view(queue(1, ram(8), 10, 11), on=host(available_gb=15.0), leases=[held("a", 8)])
+    placed = replace(one, machine=replace(one.machine, host=HostView(used={"a": HostUse(ram_mb=8 * GB)})))
+    assert list(started(decide(placed))) == [10], "what running jobs took is not charged twice"
+    # Jobs with devices that say nothing about RAM start as before.
+    assert list(started(decide(view(queue(1, shared(1), 10), on=host(available_gb=0.5))))) == [10]
 
 
 def run_of(lease: str, before_s: float) -> RunningJob:
@@ -50,7 +53,6 @@ def run_of(lease: str, before_s: float) -> RunningJob:
 
 
 def test_the_first_job_that_waits_for_ram_keeps_it_from_jobs_behind() -> None:
-    """A script holds 8 GB, 13 GB are free: the 16 GB of job 10 come first."""
     queues = queue(1, ram(16), 10), queue(2, ram(6), 20), queue(3, ram(6, devices=1), 30)
     plan = decide(view(*queues, on=host(), leases=[held("a", 8)]))
     assert started(plan) == {}
@@ -58,6 +60,18 @@ def test_the_first_job_that_waits_for_ram_keeps_it_from_jobs_behind() -> None:
     assert plan.head.job_id == 10
     text = "RAM and CPUs reserved for job 10 of me, ahead in the queue"
     assert [reason.text for reason in waiting_job(plan, 2).reasons] == [text]
+    old = queue(1, ram(16), 10, waited_s=2 * STRICT_AFTER_S), queue(2, ram(2), 20)
+    plan = decide(view(*old, on=host(), leases=[held("a", 8)], running=[run_of("a", before_s=1e5)]))
+    assert started(plan) == {}, "a job that has waited for long keeps all free RAM"
+    text = "RAM reserved for job 10 of me, ahead in the queue"
+    assert [reason.text for reason in waiting_job(plan, 2).reasons] == [text]
+    whole = replace(Need(devices=2), host=HostShare(ram_mb=16 * GB))
+    plan = decide(view(queue(1, whole, 10), queue(2, Need(), 20), on=host(2), leases=[held("a", 8)]))
+    assert started(plan) == {}, "a head that lacks RAM has its devices reserved as well"
+    plan = decide(view(queue(1, ram(8), 10), on=host(), tickets=(ticket(ram(16), since=0.0),)))
+    assert started(plan) == {}, "the RAM of a request ahead in the ledger is kept"
+    plan = decide(view(queue(1, ram(64), 10), queue(2, ram(8), 20), on=host()))
+    assert list(started(plan)) == [20], "a job of more RAM than the machine has keeps none"
 
 
 def test_jobs_behind_start_in_what_it_leaves_over_once_older_jobs_have_ended() -> None:
@@ -72,37 +86,30 @@ def test_jobs_behind_start_in_what_it_leaves_over_once_older_jobs_have_ended() -
     assert list(started(decide(newer))) == []
 
 
-def test_a_job_that_has_waited_for_long_keeps_all_free_ram() -> None:
-    queues = queue(1, ram(16), 10, waited_s=2 * STRICT_AFTER_S), queue(2, ram(2), 20)
-    old = view(*queues, on=host(), leases=[held("a", 8)], running=[run_of("a", before_s=1e5)])
-    plan = decide(old)
+FULL = Reason(ReasonKind.DISK_FULL, "the disk of its output (/data) has 1 MB free < 1 GB", had=1.0, needed=1024.0)
+BEING_READ = Reason(ReasonKind.DISK_FULL, "the free space of the disk of its output is being read")
+
+
+def refused(job_id: int, *others: int, reason: Reason = FULL, **changes: Any) -> LaneQueue:
+    """Return a lane of jobs that write to files, of which the first may not."""
+    lane = queue(1, Need(), job_id, *others, **{"writes_files": True, **changes})
+    jobs = (replace(job, full_disks=(reason,) if job.job_id == job_id else ()) for job in lane.jobs)
+    return replace(lane, jobs=jobs)
+
+
+def test_a_job_that_writes_to_a_full_disk_waits_and_delays_no_others() -> None:
+    plan = decide(view(refused(1)))
     assert started(plan) == {}
-    text = "RAM reserved for job 10 of me, ahead in the queue"
-    assert [reason.text for reason in waiting_job(plan, 2).reasons] == [text]
+    assert waiting_job(plan, 1).reasons == (FULL,), "a job that writes to a full disk waits"
+    plan = decide(view(refused(1, 2), queue(3, Need()), on=2))
+    assert started(plan) == {2: ("G0",), 3: ("G1",)}, "jobs behind it that write elsewhere start"
+    waiting, suspended = queue(1, Need()), queue(-2, Need(), 2, resumes=True)
+    plan = decide(view(waiting, suspended, on=2, closed_reasons=(FULL,)))
+    assert started(plan) == {2: ("G0",)}, "a full disk of the queue keeps all jobs but suspended ones"
+    assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.DISK_FULL]
 
 
-def test_a_job_of_more_ram_than_the_machine_has_keeps_none() -> None:
-    plan = decide(view(queue(1, ram(64), 10), queue(2, ram(8), 20), on=host()))
-    assert list(started(plan)) == [20]
-
-
-def test_a_head_that_lacks_ram_has_its_devices_reserved_as_well() -> None:
-    """Job 10 needs both cards and 16 GB: no job behind it takes a card while it waits for RAM."""
-    whole = replace(Need(devices=2), host=HostShare(ram_mb=16 * GB))
-    plan = decide(view(queue(1, whole, 10), queue(2, Need(), 20), on=host(2), leases=[held("a", 8)]))
-    assert started(plan) == {}
-
-
-def test_the_ram_of_a_request_ahead_in_the_ledger_is_kept() -> None:
-    plan = decide(view(queue(1, ram(8), 10), on=host(), tickets=(ticket(ram(16), since=0.0),)))
-    assert started(plan) == {}
-
-
-def test_what_running_jobs_took_is_not_charged_twice() -> None:
-    one = view(queue(1, ram(8), 10, 11), on=host(available_gb=15.0), leases=[held("a", 8)])
-    placed = replace(one, machine=replace(one.machine, host=HostView(used={"a": HostUse(ram_mb=8 * GB)})))
-    assert list(started(decide(placed))) == [10]
-
-
-def test_jobs_with_devices_that_say_nothing_about_ram_start_as_before() -> None:
-    assert list(started(decide(view(queue(1, shared(1), 10), on=host(available_gb=0.5))))) == [10]
+def test_jobs_stay_in_order_in_a_batch_and_while_a_disk_is_being_read() -> None:
+    # Jobs stay in order while a disk is being read.
+    assert started(decide(view(refused(1, 2, reason=BEING_READ)))) == {}
+    assert started(decide(view(refused(1, 2, pace=BatchPace(), group=1)))) == {}, "the runs of a batch stay in order"

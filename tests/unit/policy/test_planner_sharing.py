@@ -42,9 +42,6 @@ def preempted(plan: Plan) -> dict[int, int]:
     return {preempt.job_id: preempt.for_job for preempt in plan.preempts}
 
 
-# Charged memory never exceeds a card
-
-
 class Ledger:
     """A ledger with its leases, and the memory that each process really holds."""
 
@@ -158,9 +155,7 @@ verbs = st.sampled_from(
 
 @settings(max_examples=size(80, full=300))
 @given(st.lists(st.tuples(verbs, st.integers(0, 5), st.floats(0.0, 1.0)), max_size=40))
-def test_charged_memory_never_exceeds_a_card_in_any_order_of_events(
-    story: list[tuple[str, int, float]],
-) -> None:
+def test_charged_memory_never_exceeds_a_card_in_any_order_of_events(story: list[tuple[str, int, float]]) -> None:
     ledger = Ledger()
     for verb, which, part in story:
         act: Callable[[int, float], None] = getattr(ledger, verb)
@@ -179,18 +174,24 @@ def test_the_story_of_a_ledger_would_notice_a_promise_too_many() -> None:
         ledger.check("G1")
 
 
-# Each job of a lane has a need of its own
-
-
 def sized(*queues: LaneQueue, sizes: dict[int, float], **changes: Any) -> World:
     return view(*queues, facts={each: JobFacts(need=shared(size * GB)) for each, size in sizes.items()}, **changes)
 
 
-def test_a_job_that_does_not_fit_lets_smaller_ones_of_its_lane_pass_where_that_cannot_delay_it() -> None:
+def test_jobs_of_a_lane_are_sized_one_by_one() -> None:
+    # A job that does not fit lets smaller ones of its lane pass where that cannot delay it.
     lane = queue(1, Need(), 10, 11, 12, sizes_each=True)
     sizes = {10: 20.0, 11: 30.0, 12: 4.0}
     plan = decide(sized(lane, sizes=sizes, on=1))
     assert started(plan) == {10: ("G0",), 12: ("G0",)}, "a job too large for the machine delays no other"
+    lane = queue(1, Need(), *range(10, 20), sizes_each=True)
+    plan = decide(sized(lane, sizes=dict.fromkeys(range(10, 20), 7.0), on=2))
+    assert sorted(started(plan).values()) == [("G0",)] * 3 + [("G1",)] * 3, "starts are charged in the same plan"
+    # A claimed share is the needed memory.
+    plan = decide(view(queue(1, replace(shared(5 * GB), load_percent=30.0), 10)))
+    assert plan.starts[0].claim.shares == (
+        Share(device_id="G0", memory_mb=5 * GB, load_percent=30.0, is_exclusive=False),
+    )
 
 
 def test_a_lane_is_dropped_after_many_jobs_that_do_not_fit() -> None:
@@ -202,81 +203,44 @@ def test_a_lane_is_dropped_after_many_jobs_that_do_not_fit() -> None:
         assert bool(plan.starts) is (too_large < LOOK_AHEAD)
 
 
-def test_starts_are_charged_in_the_same_plan() -> None:
-    lane = queue(1, Need(), *range(10, 20), sizes_each=True)
-    plan = decide(sized(lane, sizes=dict.fromkeys(range(10, 20), 7.0), on=2))
-    assert sorted(started(plan).values()) == [("G0",)] * 3 + [("G1",)] * 3
-
-
-# Resumed jobs
-
-
-def test_a_suspended_job_waits_in_the_same_queue() -> None:
+def test_a_suspended_job_waits_in_the_same_queue_and_counts_once() -> None:
+    # A suspended job waits in the same queue.
     need = Need(memory=WholeDevice(8 * GB), only=("G0",))
     for priority, first in ((1, 7), (-1, 20)):
         plan = decide(view(resuming(7, need, priority=priority), queue(2, Need(), 20)))
         assert list(started(plan)) == [first]
-
-
-def test_a_resumed_job_counts_once() -> None:
-    """Its tag allows two, and one of them is suspended: beside it, another may start."""
     live = [run(7, "a", tag="night")]
     waiting = queue(2, shared(GB), 20, 21, tag="night")
     going_on = resuming(7, replace(shared(8 * GB), only=("G0",)), tag="night", priority=1)
     plan = decide(view(going_on, waiting, running=live, tags={"night": 2}))
     assert list(started(plan)) == [7, 20]
-    assert kinds_of(waiting_job(plan, 2)) == [ReasonKind.LIMIT]
-
-
-def test_a_job_resumes_while_the_queue_is_paused_but_not_while_the_machine_is_too_busy() -> None:
+    assert kinds_of(waiting_job(plan, 2)) == [ReasonKind.LIMIT], "a resumed job counts once"
+    # A job resumes while the queue is paused but not while the machine is too busy.
     for kind, goes_on in ((ReasonKind.PAUSED, True), (ReasonKind.HOST_TOO_BUSY, False)):
         plan = decide(view(resuming(7, shared(GB)), queue(2, shared(GB), 20), closed_reasons=(Reason(kind, "no"),)))
         assert list(started(plan)) == ([7] if goes_on else [])
-
-
-# Preemption
 
 
 def urgent(need: Need | None = None, **changes: Any) -> LaneQueue:
     return queue(1, need or Need(), 10, preempts=True, priority=5, **changes)
 
 
-def test_an_urgent_job_preempts_another() -> None:
+def test_an_urgent_job_preempts_another_if_it_has_to() -> None:
     plan = decide(view(urgent(), leases=[lease("a", "G0")], running=[run(7, "a")]))
-    assert (preempted(plan), plan.starts) == ({7: 10}, ())
-
-
-def test_a_job_that_may_not_preempt_waits() -> None:
+    assert (preempted(plan), plan.starts) == ({7: 10}, ()), "an urgent job preempts another"
     plan = decide(view(queue(1, Need(), priority=5), leases=[lease("a", "G0")], running=[run(7, "a")]))
-    assert not plan.preempts
-
-
-def test_no_job_is_preempted_while_memory_is_free() -> None:
+    assert not plan.preempts, "a job that may not preempt waits"
     plan = decide(view(urgent(), on=2, leases=[lease("a", "G0")], running=[run(7, "a")]))
-    assert (preempted(plan), started(plan)) == ({}, {10: ("G1",)})
-
-
-def test_no_further_job_is_preempted_while_one_leaves_and_its_memory_stays_reserved() -> None:
+    assert (preempted(plan), started(plan)) == ({}, {10: ("G1",)}), "no job is preempted while memory is free"
     leaving = run(7, "a", None, is_leaving=True)
     leases = [lease("a", "G0"), lease("b", "G1")]
     plan = decide(view(urgent(), queue(2, Need(), 20), on=2, leases=leases, running=[leaving, run(8, "b")]))
     assert not plan.preempts
     left = decide(view(urgent(), queue(2, shared(GB), 20), on=2, leases=leases[1:], running=[run(8, "b")]))
-    assert started(left) == {10: ("G0",)}
-
-
-def test_a_head_that_may_not_preempt_keeps_jobs_behind_it_from_preempting() -> None:
-    """The head goes first: no job is preempted for the urgent job behind it."""
+    assert started(left) == {10: ("G0",)}, "no further job is preempted while one leaves and its memory stays reserved"
     first = queue(2, Need(devices=2), 20, priority=9)
     leases = [lease("a", "G0")]
     plan = decide(view(first, urgent(), on=2, leases=leases, running=[run(7, "a")]))
     assert not plan.preempts
     assert plan.head is not None
-    assert plan.head.job_id == 20
-
-
-def test_a_claimed_share_is_the_needed_memory() -> None:
-    plan = decide(view(queue(1, replace(shared(5 * GB), load_percent=30.0), 10)))
-    assert plan.starts[0].claim.shares == (
-        Share(device_id="G0", memory_mb=5 * GB, load_percent=30.0, is_exclusive=False),
-    )
+    assert plan.head.job_id == 20, "a head that may not preempt keeps jobs behind it from preempting"

@@ -46,12 +46,25 @@ def plan_beside_one(limit: dict[str, Any], **changes: Any) -> Plan:
     return decide(view(queue(2, Need()), on=machine(*cards(2)), leases=[held], running=[run], **limit, **changes))
 
 
-def test_without_a_limit_all_cards_are_used() -> None:
+def test_jobs_start_while_the_power_of_all_fits() -> None:
+    # Without a limit all cards are used.
     assert started(decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2))))) == {1: ("G0",), 2: ("G1",)}
-
-
-def test_a_job_starts_if_the_learned_draw_of_all_fits() -> None:
+    # A job starts if the learned draw of all fits.
     assert started(plan_beside_one(power(450.0, {1: 200.0, 2: 250.0}, 1))) == {2: ("G1",)}
+    # A job of unknown draw counts with the limit of its card.
+    assert started(plan_beside_one(power(599.0, {}, 1))) == {}
+    assert started(plan_beside_one(power(600.0, {}, 1))) == {2: ("G1",)}
+    run, held = on_card(1, 0)
+    held = lease("L1", "G0", memory_mb=1024.0)
+    limit = power(300.0, {1: 250.0, 2: 250.0}, 1)
+    plan = decide(view(queue(2, shared(1024.0)), on=machine(*cards(1)), leases=[held], running=[run], **limit))
+    assert started(plan) == {2: ("G0",)}, "jobs that share a card draw no more than the card may"
+    plan = decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2)), **power(100.0)))
+    assert started(plan) == {1: ("G0",)}, "a job that could never fit starts while nothing else runs"
+    assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.POWER_LIMIT]
+    learned = dict.fromkeys(range(1, 5), 100.0)
+    plan = decide(view(queue(1, Need(), 1, 2, 3, 4), on=machine(*cards(4)), **power(341.0, learned)))
+    assert len(plan.starts) == 3, "the starts of one plan count together"
 
 
 def test_a_job_waits_if_it_would_exceed_the_limit_and_says_by_how_much() -> None:
@@ -62,32 +75,7 @@ def test_a_job_waits_if_it_would_exceed_the_limit_and_says_by_how_much() -> None
     assert "max_gpu_power_w" in reason.remedy
 
 
-def test_a_job_of_unknown_draw_counts_with_the_limit_of_its_card() -> None:
-    assert started(plan_beside_one(power(599.0, {}, 1))) == {}
-    assert started(plan_beside_one(power(600.0, {}, 1))) == {2: ("G1",)}
-
-
-def test_jobs_that_share_a_card_draw_no_more_than_the_card_may() -> None:
-    run, held = on_card(1, 0)
-    held = lease("L1", "G0", memory_mb=1024.0)
-    limit = power(300.0, {1: 250.0, 2: 250.0}, 1)
-    plan = decide(view(queue(2, shared(1024.0)), on=machine(*cards(1)), leases=[held], running=[run], **limit))
-    assert started(plan) == {2: ("G0",)}
-
-
-def test_a_job_that_could_never_fit_starts_while_nothing_else_runs() -> None:
-    plan = decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2)), **power(100.0)))
-    assert started(plan) == {1: ("G0",)}
-    assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.POWER_LIMIT]
-
-
-def test_the_starts_of_one_plan_count_together() -> None:
-    learned = dict.fromkeys(range(1, 5), 100.0)
-    plan = decide(view(queue(1, Need(), 1, 2, 3, 4), on=machine(*cards(4)), **power(341.0, learned)))
-    assert len(plan.starts) == 3
-
-
-def test_what_others_draw_now_counts() -> None:
+def test_others_draw_counts_and_jobs_without_gpus_draw_none() -> None:
     foreign = [*cards(2), card(2, power_draw_w=250.0, power_limit_w=CARD_W)]
     run, held = on_card(1, 0)
     limit = power(500.0, {1: 100.0, 2: 100.0}, 1)
@@ -95,18 +83,12 @@ def test_what_others_draw_now_counts() -> None:
     fits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], **limit))
     over = power(440.0, {1: 100.0, 2: 100.0}, 1)
     waits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], **over))
-    assert (started(fits), started(waits)) == ({2: ("G1",)}, {})
-
-
-def test_jobs_without_gpus_do_not_wait_for_power() -> None:
+    assert (started(fits), started(waits)) == ({2: ("G1",)}, {}), "what others draw now counts"
     run, held = on_card(1, 0)
     plan = decide(
         view(queue(2, Need(devices=0)), on=machine(*cards(1)), leases=[held], running=[run], **power(1.0, {}, 1))
     )
-    assert started(plan) == {2: ()}
-
-
-# A job that waits for power is not overtaken for ever
+    assert started(plan) == {2: ()}, "jobs without GPUs do not wait for power"
 
 
 def plan_behind_a_large_one(most_s: float | None) -> Plan:
@@ -125,25 +107,16 @@ def plan_behind_a_large_one(most_s: float | None) -> Plan:
     )
 
 
-def test_a_short_job_goes_ahead_of_one_that_waits_for_power() -> None:
-    assert started(plan_behind_a_large_one(90.0)) == {3: ("G1",)}
-
-
-def test_a_job_that_could_delay_the_waiting_one_waits_too() -> None:
+def test_a_job_that_waits_for_power_is_not_overtaken_for_ever() -> None:
+    assert started(plan_behind_a_large_one(90.0)) == {3: ("G1",)}, "a short job goes ahead of one that waits for power"
+    # A job that could delay the waiting one waits too.
     for most_s in (110.0, None):
         plan = plan_behind_a_large_one(most_s)
         assert started(plan) == {}
         assert "another job waits for power" in waiting_job(plan, 3).reasons[0].text
 
 
-# Any mix of jobs
-
-
-@given(
-    st.lists(st.none() | st.floats(0.0, CARD_W), min_size=1, max_size=6),
-    st.integers(0, 3),
-    st.floats(1.0, 1500.0),
-)
+@given(st.lists(st.none() | st.floats(0.0, CARD_W), min_size=1, max_size=6), st.integers(0, 3), st.floats(1.0, 1500.0))
 def test_no_plan_exceeds_the_limit_unless_a_job_runs_alone(
     draws: list[float | None], already: int, limit_w: float
 ) -> None:

@@ -40,16 +40,19 @@ def ids(victims: tuple[RunningJob, ...]) -> set[int]:
     return {run.job_id for run in victims}
 
 
-def test_the_cheapest_device_is_freed() -> None:
+def test_the_cheapest_enough_leave() -> None:
+    # The cheapest device is freed.
     running = [job(1, 30.0), job(2, 10.0)]
     assert ids(find_victims(Need(), placement(held(1, "G0"), held(2, "G1")), running, URGENT)) == {2}
-
-
-def test_only_as_many_leave_as_there_is_need_for() -> None:
-    """8 GB are missing. The three cheapest hold 12, and the second of them need not leave."""
+    # Only as many leave as there is need for.
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((2, 4, 6, 8), 1)]
     running = [job(number, float(number)) for number in range(1, 5)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1, 3}
+    # A victim that frees two devices spares others.
+    small = held(1, "G0", memory_mb=8 * GB), held(2, "G0", "G1", memory_mb=8 * GB)
+    leases = *small, held(3, "G0", memory_mb=8 * GB), held(4, "G1", memory_mb=16 * GB)
+    running = [job(1, 1.0), job(2, 5.0), job(3, None), job(4, None)]
+    assert ids(find_victims(shared(8 * GB, devices=2), placement(*leases), running, URGENT)) == {2}
 
 
 def moved(job_id: int, gigabytes: float, out_gb_s: float = 1.5, together_gb_s: float = 6.0) -> RunningJob:
@@ -59,38 +62,23 @@ def moved(job_id: int, gigabytes: float, out_gb_s: float = 1.5, together_gb_s: f
     return replace(run, frees_in_s=out_s, shares_s=gigabytes / together_gb_s)
 
 
-def test_two_small_victims_beat_a_large_one_because_they_leave_side_by_side() -> None:
+def test_victims_that_leave_soonest_go() -> None:
+    # Two small victims beat a large one because they leave side by side.
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((12, 6, 6), 1)]
     running = [moved(1, 12), moved(2, 6), moved(3, 6)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {2, 3}
-
-
-def test_a_large_victim_that_parks_its_memory_beats_two_small_ones() -> None:
+    # A large victim that parks its memory beats two small ones.
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((12, 6, 6), 1)]
     running = [replace(moved(1, 12, out_gb_s=30.0), shares_s=0.0), moved(2, 6), moved(3, 6)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1}
-
-
-def test_small_victims_are_spared_where_the_machine_moves_no_more_side_by_side() -> None:
-    """Together the small ones hold more, and what is moved side by side is no faster than one by one."""
+    # Small victims are spared where the machine moves no more side by side.
     here = [held(1, "G0", memory_mb=10 * GB), held(2, "G0", memory_mb=7 * GB), held(3, "G0", memory_mb=7 * GB)]
     running = [moved(1, 10, together_gb_s=1.5), moved(2, 7, together_gb_s=1.5), moved(3, 7, together_gb_s=1.5)]
     assert ids(find_victims(shared(10 * GB), placement(*here, cards=1), running, URGENT)) == {1}
-
-
-def test_a_victim_that_takes_long_to_leave_is_spared_for_one_that_loses_more() -> None:
-    """The first has only just begun, and asked for a minute to save its work."""
+    # A victim that takes long to leave is spared for one that loses more.
     here = [held(1, "G0", memory_mb=12 * GB), held(2, "G0", memory_mb=12 * GB)]
     running = [replace(job(1, 5.0), frees_in_s=61.0), moved(2, 12)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {2}
-
-
-def test_a_victim_that_frees_two_devices_spares_others() -> None:
-    """On the first card the first would do, but the second has to leave the other one anyway."""
-    small = held(1, "G0", memory_mb=8 * GB), held(2, "G0", "G1", memory_mb=8 * GB)
-    leases = *small, held(3, "G0", memory_mb=8 * GB), held(4, "G1", memory_mb=16 * GB)
-    running = [job(1, 1.0), job(2, 5.0), job(3, None), job(4, None)]
-    assert ids(find_victims(shared(8 * GB, devices=2), placement(*leases), running, URGENT)) == {2}
 
 
 @pytest.mark.parametrize(
@@ -100,15 +88,12 @@ def test_a_job_that_may_not_be_preempted_is_no_victim(other: RunningJob) -> None
     assert not find_victims(Need(), placement(held(1, "G0"), cards=1), [other], URGENT)
 
 
-def test_no_further_victim_while_enough_jobs_are_leaving() -> None:
+def test_no_victim_that_would_not_help_or_is_not_needed() -> None:
     leases = held(1, "G0"), held(2, "G1")
     assert not find_victims(Need(), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
     both = find_victims(Need(devices=2), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
-    assert ids(both) == {2}
-
-
-def test_no_victim_where_preemption_would_not_help() -> None:
-    """A foreign process is in the way, the job is too large, or the machine has too little RAM."""
+    assert ids(both) == {2}, "no further victim while enough jobs are leaving"
+    # No victim where preemption would not help.
     running = [job(1)]
     assert not find_victims(Need(), placement(held(1, "G0"), cards=1, foreign_mb=8 * GB), running, URGENT)
     assert not find_victims(shared(30 * GB), placement(held(1, "G0"), cards=1), running, URGENT)

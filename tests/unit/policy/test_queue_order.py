@@ -20,6 +20,7 @@ from gpuyard.policy.queue_order import (
     full_order,
     weight,
 )
+from tests.known import known
 
 NOW = 1_000_000.0
 
@@ -54,47 +55,30 @@ def order(line: QueueOrder) -> list[int]:
 
 def test_priority_goes_before_use_and_use_before_submission() -> None:
     used: dict[Party, float] = {("me", "busy"): 500.0, ("me", "idle"): 3.0}
-    queues = [
-        queue(1, (10, 50), tag="busy"),
-        queue(2, (11, 40), tag="idle"),
-        queue(3, (12, 1), tag="busy", priority=1),
-    ]
+    queues = [queue(1, (10, 50), tag="busy"), queue(2, (11, 40), tag="idle"), queue(3, (12, 1), tag="busy", priority=1)]
     assert order(QueueOrder(queues, used, NOW)) == [12, 11, 10]
-
-
-def test_within_a_tag_the_first_submitted_job_goes_first_in_any_lane() -> None:
+    # Within a tag the first submitted job goes first in any lane.
     queues = [queue(1, (10, 50), (13, 20)), queue(2, (11, 40), (12, 30))]
     assert order(QueueOrder(queues, {}, NOW)) == [10, 11, 12, 13]
-
-
-def test_at_the_same_moment_the_lower_id_goes_first() -> None:
+    # At the same moment the lower id goes first.
     assert order(QueueOrder([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
-
-
-def test_two_tags_take_turns_within_one_step() -> None:
     queues = [
         queue(1, *((each, 90) for each in range(10, 13)), tag="a"),
         queue(2, *((each, 80) for each in range(20, 23)), tag="b"),
     ]
-    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
-
-
-def test_a_start_counts_by_its_devices() -> None:
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22], "two tags take turns within one step"
     queues = [
         queue(1, (10, 90), (11, 90), tag="wide", devices=2),
         queue(2, *((each, 80) for each in range(20, 24)), tag="small"),
     ]
-    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23], "a start counts by its devices"
 
 
 def test_each_ageing_period_is_worth_one_level() -> None:
     assert current_priority(0, NOW - AGEING_S + 1, NOW) == 0
     assert current_priority(0, NOW - AGEING_S, NOW) == 1
     assert current_priority(-3, NOW - 5 * AGEING_S, NOW) == 2
-
-
-def test_a_clock_that_was_set_back_costs_no_priority() -> None:
-    assert current_priority(4, NOW + 3600, NOW) == 4
+    assert current_priority(4, NOW + 3600, NOW) == 4, "a clock that was set back costs no priority"
 
 
 @given(low=st.integers(-100, 100), lead=st.integers(1, 50), used=st.floats(0, 1e9))
@@ -115,8 +99,7 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
     jobs: list[tuple[int, str, float]], used: dict[Party, float]
 ) -> None:
     queues = [queue(at, (at, waited), priority=priority, tag=tag) for at, (priority, tag, waited) in enumerate(jobs)]
-    first = QueueOrder(queues, used, NOW).first()
-    assert first is not None
+    first = known(QueueOrder(queues, used, NOW).first())
 
     def rank(job_id: int) -> tuple[int, float, int]:
         priority, tag, waited = jobs[job_id]
@@ -125,20 +108,18 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
     assert rank(first[1].job_id) == min(map(rank, range(len(jobs))))
 
 
-def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
+def test_a_lane_is_read_as_its_jobs_start_and_dropped_at_once() -> None:
+    # Jobs of a lane are fetched as they start.
     jobs = Jobs(*((each, 10.0) for each in range(1000)))
     lane = Lane(id=1, priority=0, user="me", tag="", need=Need())
     line = QueueOrder([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
     for started in range(3):
         assert jobs.taken == started + 1
         line.advance()
-
-
-def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
     one, other = queue(1, (10, 9), (11, 9)), queue(2, (20, 1))
     line = QueueOrder([one, other], {}, NOW)
     line.drop()
-    assert order(line) == [20]
+    assert order(line) == [20], "a lane that is dropped is not asked again"
 
 
 def test_only_the_first_of_very_many_lanes_are_considered() -> None:
@@ -147,9 +128,7 @@ def test_only_the_first_of_very_many_lanes_are_considered() -> None:
 
     assert order(QueueOrder(many(), {}, NOW)) == list(range(MOST_LANES))
     assert [each.job_id for each in full_order(many(), {}, NOW)] == list(range(MOST_LANES + 20))
-
-
-def test_very_many_lanes_with_devices_do_not_hide_one_without() -> None:
+    # Very many lanes with devices do not hide one without.
     queues = [queue(each, (each, 500.0), priority=9) for each in range(1, MOST_LANES + 20)]
     assert 777 in order(QueueOrder([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
 

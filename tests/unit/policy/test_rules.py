@@ -90,9 +90,7 @@ def without(rule: type[Rule]) -> tuple[Rule, ...]:
 
 
 @pytest.mark.parametrize(("rule", "world", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
-def test_a_rule_gives_its_reason_and_without_it_the_job_starts(
-    rule: type[Rule], world: World, kind: ReasonKind
-) -> None:
+def test_without_a_rule_that_gives_its_reason_the_job_starts(rule: type[Rule], world: World, kind: ReasonKind) -> None:
     assert kinds(world)[0] is kind
     assert [start.job_id for start in decide(world, rules=without(rule)).starts] == [1]
 
@@ -103,9 +101,10 @@ def test_a_job_gets_all_of_its_devices_together() -> None:
     assert kinds(world, without(Together)) == []
 
 
-def test_each_rule_has_a_case_and_a_kind_that_it_may_give() -> None:
+def test_each_rule_has_a_case_its_kinds_and_remedies() -> None:
     assert [*(rule for rule, _, _ in CASES[:-1]), Together, Power] == [type(rule) for rule in RULES]
-    assert all(kind in rule.kinds for rule, _, kind in CASES)
+    assert all(kind in rule.kinds for rule, _, kind in CASES), "each rule has a case and a kind that it may give"
+    assert {remedy for rule in RULES for remedy in rule.remedies} == set(REMEDIES), "each remedy belongs to a rule"
 
 
 def test_the_reasons_of_an_earlier_rule_come_first() -> None:
@@ -120,10 +119,6 @@ def test_the_reasons_of_an_earlier_rule_come_first() -> None:
     ):
         left = RULES[[type(each) for each in RULES].index(rule) :]
         assert kinds(world, left)[0] is kind
-
-
-def test_each_remedy_belongs_to_a_rule() -> None:
-    assert {remedy for rule in RULES for remedy in rule.remedies} == set(REMEDIES)
 
 
 def test_the_reference_page_is_made_from_the_rules() -> None:

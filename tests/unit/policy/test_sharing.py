@@ -48,49 +48,55 @@ def one_each(need: Need, cards: int) -> tuple[Lease, ...]:
     return tuple(lease for index in range(cards) for lease in running(need, device_id=f"G{index}"))
 
 
-def test_a_job_waits_for_a_free_card_while_few_others_wait() -> None:
+def test_jobs_wait_for_a_free_card_or_share() -> None:
+    # A job waits for a free card while few others wait.
     assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5).claim is None
     assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=8).claim is not None
-
-
-def test_a_job_that_hardly_slows_others_joins_at_once() -> None:
+    # A job that hardly slows others joins at once.
     assert ask(LIGHT, *one_each(LIGHT, 2), cards=2, jobs=3).claim is not None
     assert ask(LIGHT, *one_each(LIGHT, 8), cards=8, jobs=16).claim is not None
-
-
-def test_first_runs_share_two_cards_at_once_and_wait_for_one_of_forty() -> None:
-    """On forty cards one is free soon, and what sharing costs a program is not known."""
+    # First runs share two cards at once and wait for one of forty.
     assert ask(UNKNOWN, *one_each(UNKNOWN, 2), cards=2, jobs=3).claim is not None
     assert ask(UNKNOWN, *one_each(UNKNOWN, 40), cards=40, jobs=41).claim is None
     assert ask(UNKNOWN, *one_each(UNKNOWN, 40), cards=40, jobs=200).claim is not None
-
-
-def test_a_single_card_has_no_limit() -> None:
-    assert depth_limit(100, 1) is None
-    assert ask(HEAVY, *running(*[HEAVY] * 5), cards=1, jobs=6).claim is not None
-
-
-def test_only_cards_that_suit_the_job_count() -> None:
+    # A light job joins where a heavy one would wait.
+    assert devices_of(ask(LIGHT, *one_each(HEAVY, 4), cards=4, jobs=7)) == ("G0",)
+    assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=7).claim is None
     only = replace(HEAVY, only=("G0",))
     assert ask(only, *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
-    assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5).claim is None
+    assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5).claim is None, "only cards that suit the job count"
 
 
-def test_why_says_that_a_card_should_be_free_sooner() -> None:
+def test_what_does_not_wait_for_a_free_card() -> None:
+    assert depth_limit(100, 1) is None
+    assert ask(HEAVY, *running(*[HEAVY] * 5), cards=1, jobs=6).claim is not None, "a single card has no limit"
+    # A user who set how many share is obeyed.
+    assert ask(replace(HEAVY, ignores_load=True), *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
+    # A suspended job comes back where its memory fits.
+    resumed = replace(HEAVY, is_resumed=True, only=("G0", "G1"))
+    assert ask(resumed, *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
+    assert DepthLimit(jobs=3, devices=2).caution == 0.0
+    assert DepthLimit(jobs=3, devices=8).caution == pytest.approx(0.84, abs=0.01)
+    assert DepthLimit(jobs=3, devices=40).caution == pytest.approx(1.67, abs=0.01), "the limit is surer with more cards"
+
+
+def test_why_shows_what_sharing_gains() -> None:
     found = ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5)
     reason = found.reasons[0]
-    assert reason.kind is ReasonKind.NO_GAIN
+    assert reason.kind is ReasonKind.NO_GAIN, "why says that a card should be free sooner"
     assert reason.text == (
         "a free GPU is expected sooner: 2 jobs on this one would take about 2.13 times as long as one alone, "
         "all jobs on 4 GPUs 1.49 times"
     )
     assert reason.holders == (replace(ALICE, pid=reason.holders[0].pid, label=reason.holders[0].label),)
-
-
-def test_the_limit_is_surer_with_more_cards() -> None:
-    assert DepthLimit(jobs=3, devices=2).caution == 0.0
-    assert DepthLimit(jobs=3, devices=8).caution == pytest.approx(0.84, abs=0.01)
-    assert DepthLimit(jobs=3, devices=40).caution == pytest.approx(1.67, abs=0.01)
+    found = ask(HEAVY, *running(HEAVY, HEAVY), cards=1, jobs=3, packing=Packing(min_gain_percent=20.0))
+    reason = found.reasons[0]
+    assert reason.kind is ReasonKind.NO_GAIN
+    assert reason.text == (
+        "2 jobs share it and do 1.33 times the work of one; this job would make it 1.50 times; "
+        "at least 20% more is needed"
+    )
+    assert (reason.had, reason.needed) == pytest.approx((1.5, 1.6))
 
 
 @given(jobs=st.integers(0, 5000), devices=st.integers(2, 64), more=st.integers(0, 100))
@@ -102,33 +108,18 @@ def test_more_waiting_jobs_never_lower_the_limit(jobs: int, devices: int, more: 
     assert many.jobs <= MOST_PER_DEVICE * devices
 
 
-def test_a_user_who_set_how_many_share_is_obeyed() -> None:
-    assert ask(replace(HEAVY, ignores_load=True), *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
-
-
-def test_a_suspended_job_comes_back_where_its_memory_fits() -> None:
-    resumed = replace(HEAVY, is_resumed=True, only=("G0", "G1"))
-    assert ask(resumed, *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
-
-
-def test_the_measured_load_of_a_running_newcomer_replaces_the_assumption() -> None:
+def test_measured_loads_count() -> None:
+    # The measured load of a running newcomer replaces the assumption.
     newcomers = one_each(UNKNOWN, 8)
     assert ask(LIGHT, *newcomers, cards=8, jobs=11).claim is None
     idle = dict.fromkeys((each.id for each in newcomers), 5.0)
     assert ask(LIGHT, *newcomers, cards=8, jobs=11, lease_loads=idle).claim is not None
-
-
-def test_a_program_outside_of_gpuyard_slows_the_jobs_on_its_card() -> None:
+    # A program outside of gpuyard slows the jobs on its card.
     state = DeviceState(card(0), [PromisedShare(share=share(HEAVY), holder=ALICE, measured_mb=0.0)], None)
     busy = DeviceState(card(0), state.promises, None, ForeignLoad(average=Smoothed(value=100.0)))
     limit = DepthLimit(jobs=3, devices=2)
     assert durations_with(HEAVY, state, limit) == pytest.approx(1.5)
     assert durations_with(HEAVY, busy, limit) == pytest.approx(2.0)
-
-
-def test_a_light_job_joins_where_a_heavy_one_would_wait() -> None:
-    assert devices_of(ask(LIGHT, *one_each(HEAVY, 4), cards=4, jobs=7)) == ("G0",)
-    assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=7).claim is None
 
 
 def most_that_share(need: Need, least_percent: float = 2.0) -> int:
@@ -141,17 +132,6 @@ def most_that_share(need: Need, least_percent: float = 2.0) -> int:
 def test_the_less_jobs_load_a_card_the_more_of_them_share_it() -> None:
     assert [most_that_share(job(load)) for load in (100.0, None, 20.0)] == [7, 16, 24]
     assert most_that_share(HEAVY, least_percent=5.0) == 4
-
-
-def test_why_shows_what_sharing_gains() -> None:
-    found = ask(HEAVY, *running(HEAVY, HEAVY), cards=1, jobs=3, packing=Packing(min_gain_percent=20.0))
-    reason = found.reasons[0]
-    assert reason.kind is ReasonKind.NO_GAIN
-    assert reason.text == (
-        "2 jobs share it and do 1.33 times the work of one; this job would make it 1.50 times; "
-        "at least 20% more is needed"
-    )
-    assert (reason.had, reason.needed) == pytest.approx((1.5, 1.6))
 
 
 loads = st.none() | st.floats(0.0, 100.0)

@@ -66,9 +66,6 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
     return Shortage(where=where, says="out of memory", asked_mb=asked_mb, held_mb=held_mb)
 
 
-# The need of the next run
-
-
 def known(exact: Profile | None = None, program: Profile | None = None, **more: Any) -> KnownRuns:
     return KnownRuns(exact=exact, program=program, **more)
 
@@ -83,30 +80,25 @@ def charged_mb(*devices: Device, about: KnownRuns | None = None) -> float:
     return memory.mean_mb + 1.2816 * memory.spread_mb
 
 
-def test_a_first_run_is_charged_what_is_expected_or_gets_a_whole_card() -> None:
-    assert CARD / 2 < charged_mb(*CARDS) < 0.6 * CARD
+def test_what_a_first_run_is_expected_to_need() -> None:
+    assert CARD / 2 < charged_mb(*CARDS) < 0.6 * CARD, "a first run is charged what is expected or gets a whole card"
     assert charged_mb(card(0), card(1, memory_free_mb=80 * GB)) == charged_mb(*CARDS), "the smallest is enough too"
     assert charged_mb(card(0, memory_free_mb=8 * GB), card(1, memory_free_mb=80 * GB)) <= 8 * GB
     assert first_run(*CARDS, first_runs=ALONE) == WholeDevice()
-
-
-def test_first_runs_of_other_programs_and_runs_with_other_arguments_say_what_to_expect() -> None:
+    # First runs of other programs and runs with other arguments say what to expect.
     on_machine = seen(*[1000.0] * 20, is_exact=False)
     assert charged_mb(*CARDS, about=known(machine=on_machine)) < CARD / 4
     large = known(program=seen(15_000.0, is_exact=False), machine=on_machine)
     assert charged_mb(*CARDS, about=large) > 8_000.0
     assert charged_mb(*CARDS, about=known(running_mb=(2000.0, 2100.0))) < charged_mb(*CARDS) - 2000.0
+    # A program with differing runs counts as unknown however many there are.
+    for largest in (4000.0, 18_000.0):
+        program = seen(*[1000.0, largest] * 8, is_exact=False)
+        assert predicted_mb(None, program) is None
+        assert largest / 2 < charged_mb(*CARDS, about=known(program=program)) < 1.5 * largest
 
 
-def test_a_run_of_a_batch_is_expected_to_be_like_the_others() -> None:
-    need = size_need(job(pace=BatchPace()), known(batch=ExpectedPeak(3000.0, 500.0)), CARDS)
-    assert isinstance(need.memory, UncertainMemory)
-    assert (need.memory.mean_mb, need.memory.spread_mb) == (3000.0, 500.0)
-    learned = size_need(job(pace=BatchPace()), known(seen(2 * GB), batch=ExpectedPeak(9000.0, 1.0)), CARDS)
-    assert (learned.required_mb or 0.0) < 3 * GB
-
-
-def test_a_first_run_with_a_shared_tag_gets_its_part_until_its_memory_is_known() -> None:
+def test_a_shared_tag_gives_a_first_run_its_part() -> None:
     three = job(tag_sharing=TagSharing(most_per_device=3))
     need = size_need(three, known(), CARDS)
     assert need.memory == PartOfDevice(1 / 3)
@@ -115,16 +107,15 @@ def test_a_first_run_with_a_shared_tag_gets_its_part_until_its_memory_is_known()
     grown = size_need(
         job(growth=Growth(count=1, memory_mb=9 * GB), tag_sharing=TagSharing(most_per_device=3)), known(), CARDS
     )
-    assert grown.memory == FixedMemory(9 * GB)
-
-
-def test_a_job_with_a_shared_tag_gets_a_whole_device_at_limit_one_or_of_unknown_size() -> None:
+    assert grown.memory == FixedMemory(9 * GB), "a first run with a shared tag gets its part until its memory is known"
+    # A job with a shared tag gets a whole device at limit one or of unknown size.
     assert size_need(job(tag_sharing=TagSharing(most_per_device=1)), known(), CARDS, ALONE).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
     assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), known(), (unknown,)).is_exclusive
 
 
-def test_where_no_driver_lists_processes_a_first_run_is_alone_and_needs_a_part_of_the_free_memory() -> None:
+def test_where_processes_are_not_listed_a_first_run_is_alone() -> None:
+    # Where no driver lists processes a first run is alone and needs a part of the free memory.
     desktop = card(0, used=8 * GB, processes=None)
     assert first_run(desktop) == WholeDevice(8 * GB)
     fuller = card(1, used=20 * GB, processes=None)
@@ -135,31 +126,35 @@ def test_where_no_driver_lists_processes_a_first_run_is_alone_and_needs_a_part_o
     two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
     needed = size_need(two, known(), (desktop, fuller)).memory
     assert needed == WholeDevice(2 * GB), "where it needs two, both have to have it"
-
-
-def test_cards_that_list_processes_decide_how_much_a_first_run_needs() -> None:
+    # Cards that list processes decide how much a first run needs.
     assert charged_mb(card(0, used=20 * GB, processes=None), card(1)) == charged_mb(card(1))
-
-
-def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
+    # Where a size is unknown a first run is alone.
     assert first_run(card(0), card(1, used=None, memory_total_mb=None)) == WholeDevice()
     assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == WholeDevice()
 
 
-def test_a_learned_amount_is_shared_and_the_exact_command_wins_over_its_program() -> None:
+def test_what_was_learned_becomes_the_need() -> None:
+    # A learned amount is shared and the exact command wins over its program.
     need = size_need(job(), known(seen(4000.0), seen(9000.0, 9000.0, is_exact=False)), CARDS)
     assert isinstance(need.memory, FixedMemory)
     assert 4000.0 < need.memory.required_mb < 5000.0
     by_program = size_need(job(), known(program=seen(9000.0, 9000.0, is_exact=False)), CARDS)
     assert isinstance(by_program.memory, FixedMemory)
     assert by_program.memory.required_mb > 9000.0
-
-
-def test_a_program_with_differing_runs_counts_as_unknown_however_many_there_are() -> None:
-    for largest in (4000.0, 18_000.0):
-        program = seen(*[1000.0, largest] * 8, is_exact=False)
-        assert predicted_mb(None, program) is None
-        assert largest / 2 < charged_mb(*CARDS, about=known(program=program)) < 1.5 * largest
+    need = size_need(job(pace=BatchPace()), known(batch=ExpectedPeak(3000.0, 500.0)), CARDS)
+    assert isinstance(need.memory, UncertainMemory)
+    assert (need.memory.mean_mb, need.memory.spread_mb) == (3000.0, 500.0)
+    learned = size_need(job(pace=BatchPace()), known(seen(2 * GB), batch=ExpectedPeak(9000.0, 1.0)), CARDS)
+    assert (learned.required_mb or 0.0) < 3 * GB, "a run of a batch is expected to be like the others"
+    memory = first_run(*CARDS, about=known(seen(floor_mb=15_000.0)))
+    assert isinstance(memory, UncertainMemory)
+    assert memory.mean_mb == 15_000.0, "the same command needs more than what was not enough"
+    large = known(program=seen(30 * GB, 50 * GB, is_exact=False))
+    need = size_need(job(), large, (card(0), card(1, memory_free_mb=80 * GB)))
+    assert need.only == ("G1",), "a program that takes more than the small cards have goes to a large one"
+    # The learned load is part of the need.
+    assert size_need(job(), known(seen(load_percent=70.0)), CARDS).load_percent == 70.0
+    assert size_need(job(), known(program=Profile(load_percent=30.0)), CARDS).load_percent == 30.0
 
 
 def test_what_is_expected_never_keeps_a_job_from_running_beside_a_desktop() -> None:
@@ -170,30 +165,16 @@ def test_what_is_expected_never_keeps_a_job_from_running_beside_a_desktop() -> N
         assert choose(need, Machine(now=0.0, snapshot=machine(*desktops))).claim is not None
 
 
-def test_a_program_that_takes_more_than_the_small_cards_have_goes_to_a_large_one() -> None:
-    large = known(program=seen(30 * GB, 50 * GB, is_exact=False))
-    need = size_need(job(), large, (card(0), card(1, memory_free_mb=80 * GB)))
-    assert need.only == ("G1",)
-
-
-def test_the_same_command_needs_more_than_what_was_not_enough() -> None:
-    memory = first_run(*CARDS, about=known(seen(floor_mb=15_000.0)))
-    assert isinstance(memory, UncertainMemory)
-    assert memory.mean_mb == 15_000.0
-
-
 def test_a_declared_amount_wins_over_a_learned_one() -> None:
     for declared in (shared(2 * GB), Need(memory=WholeDevice(2 * GB))):
         assert size_need(job(declared), known(seen(20_000.0)), CARDS) == declared
-
-
-def test_the_learned_load_is_part_of_the_need() -> None:
-    assert size_need(job(), known(seen(load_percent=70.0)), CARDS).load_percent == 70.0
-    assert size_need(job(), known(program=Profile(load_percent=30.0)), CARDS).load_percent == 30.0
-
-
-def test_a_job_without_devices_is_given_none() -> None:
+    # A job without devices is given none.
     assert size_need(job(Need(devices=0)), known(seen(4000.0)), CARDS) == Need(devices=0)
+    declared = Need(host=HostShare(ram_mb=200.0))
+    assert ram_limit_mb(job()) is None
+    assert ram_limit_mb(job(growth=Growth(count=1, ram_mb=900.0))) is None, "without a declaration there is no limit"
+    assert ram_limit_mb(job(need=declared)) == 200.0, "a limit of RAM is what was declared and more after it ran out"
+    assert ram_limit_mb(job(need=declared, growth=Growth(count=1, ram_mb=300.0))) == 300.0
 
 
 @pytest.mark.parametrize(
@@ -253,15 +234,28 @@ def test_a_learned_amount_never_keeps_a_job_from_running(
     assert (choose(sized, view).claim is None) == (choose(need, view).claim is None)
 
 
-# More after it ran out
-
-
 def test_a_job_gets_more_than_what_was_not_enough() -> None:
     had = attempt(Usage(peaks_mb={"G0": 6000.0}), reserved_mb=4 * GB)
     growth = grow(job(shared(4 * GB)), had, ran_out(asked_mb=2000.0), CARDS)
     assert growth is not None
     assert growth.memory_mb is not None
     assert growth.memory_mb > 8000.0
+    predicted = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
+    growth = grow(job(), predicted, ran_out(50.0), CARDS)
+    assert growth is not None
+    assert (growth.memory_mb or 0.0) > 4000.0
+    first = grow(job(), replace(predicted, predicted_mb=None), ran_out(50.0), CARDS)
+    assert first is not None, "a job that ran out with its predicted memory gets more"
+    assert (first.memory_mb or 0.0) < 200.0, "what is expected of a first run is no figure that was not enough"
+    growth = grow(job(), attempt(Usage(peaks_mb={"G0": 1000.0})), ran_out(50.0), CARDS)
+    assert growth == Growth(count=1, is_alone=True), "a job that ran out on a whole device gets one again"
+    growth = grow(job(shared(20 * GB)), attempt(reserved_mb=20 * GB), ran_out(), CARDS)
+    assert growth == Growth(count=1, is_alone=True), "a job that needs more than any card gets a whole one"
+    first = grow(job(), attempt(Usage(ram_mb=20 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
+    assert first == Growth(count=1, ram_mb=30 * GB)
+    last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
+    assert last == Growth(count=2, ram_mb=48 * GB), "more RAM is waited for and never more than there can be"
+    assert size_need(job(growth=last), known(), CARDS).ram_mb == 48 * GB
 
 
 @pytest.mark.parametrize(
@@ -275,25 +269,10 @@ def test_a_job_gets_more_than_what_was_not_enough() -> None:
         (Usage(peaks_mb={"G0": 100.0}), ran_out(50.0), 4000.0, 150.0),
     ],
 )
-def test_the_lacked_memory_is_held_plus_requested_and_not_the_reservation_of_a_first_run(
+def test_the_lacked_memory_is_held_plus_requested(
     usage: Usage | None, shortage: Shortage, reserved_mb: float | None, least: float | None
 ) -> None:
     assert lacked_mb(attempt(usage, reserved_mb=reserved_mb), shortage) == least
-
-
-def test_a_job_that_ran_out_with_its_predicted_memory_gets_more() -> None:
-    predicted = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
-    growth = grow(job(), predicted, ran_out(50.0), CARDS)
-    assert growth is not None
-    assert (growth.memory_mb or 0.0) > 4000.0
-    first = grow(job(), replace(predicted, predicted_mb=None), ran_out(50.0), CARDS)
-    assert first is not None
-    assert (first.memory_mb or 0.0) < 200.0, "what is expected of a first run is no figure that was not enough"
-
-
-def test_a_job_that_ran_out_on_a_whole_device_gets_one_again() -> None:
-    growth = grow(job(), attempt(Usage(peaks_mb={"G0": 1000.0})), ran_out(50.0), CARDS)
-    assert growth == Growth(count=1, is_alone=True)
 
 
 @given(
@@ -302,9 +281,7 @@ def test_a_job_that_ran_out_on_a_whole_device_gets_one_again() -> None:
     st.booleans(),
 )
 def test_growing_always_ends_and_never_gives_less(
-    need: Need | None,
-    shortages: list[tuple[float | None, float | None, float | None, bool]],
-    knows_devices: bool,
+    need: Need | None, shortages: list[tuple[float | None, float | None, float | None, bool]], knows_devices: bool
 ) -> None:
     one = job(need)
     grown: list[Growth] = []
@@ -324,33 +301,13 @@ def test_growing_always_ends_and_never_gives_less(
     assert all(each.ram_mb is None or each.ram_mb < 64 * GB for each in grown)
 
 
-def test_a_job_that_needs_more_than_any_card_gets_a_whole_one() -> None:
-    growth = grow(job(shared(20 * GB)), attempt(reserved_mb=20 * GB), ran_out(), CARDS)
-    assert growth == Growth(count=1, is_alone=True)
-
-
-def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
-    first = grow(job(), attempt(Usage(ram_mb=20 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
-    assert first == Growth(count=1, ram_mb=30 * GB)
-    last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
-    assert last == Growth(count=2, ram_mb=48 * GB)
-    assert size_need(job(growth=last), known(), CARDS).ram_mb == 48 * GB
-
-
-# Declared amounts
-
-
 @pytest.mark.parametrize(
     ("declared_gb", "used_gb", "changes"),
     [
-        (20, 4, "leave --vram out"),
-        (4, 6, "run out of memory"),
-        (4, 4, None),
-        (6, 4, None),
-        (None, 4, None),
+        (20, 4, "leave --vram out"), (4, 6, "run out of memory"), (4, 4, None), (6, 4, None), (None, 4, None),
         (4, None, None),
     ],
-)
+)  # fmt: skip
 def test_a_declaration_that_is_far_off_is_pointed_out(
     declared_gb: float | None, used_gb: float | None, changes: str | None
 ) -> None:
@@ -359,11 +316,3 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
     advice = declaration_advice(declared, usage)
     assert (advice is None) == (changes is None)
     assert changes is None or changes in (advice or "")
-
-
-def test_a_limit_of_ram_is_what_was_declared_and_more_after_it_ran_out() -> None:
-    declared = Need(host=HostShare(ram_mb=200.0))
-    assert ram_limit_mb(job()) is None
-    assert ram_limit_mb(job(growth=Growth(count=1, ram_mb=900.0))) is None, "without a declaration there is no limit"
-    assert ram_limit_mb(job(need=declared)) == 200.0
-    assert ram_limit_mb(job(need=declared, growth=Growth(count=1, ram_mb=300.0))) == 300.0

@@ -22,9 +22,13 @@ def may(*others: Any, need: Need | None = None, changes: dict[str, Any] | None =
     return may_slice(lane, decide(world), world)
 
 
-def test_a_lane_that_waits_alone_may() -> None:
+def test_a_lane_may_where_only_free_places_decide() -> None:
     assert may()
-    assert may(need=CPU, cpu_jobs=2)
+    assert may(need=CPU, cpu_jobs=2), "a lane that waits alone may"
+    # A lane without a lease holds up no other program.
+    assert may(need=CPU, cpu_jobs=2, tickets=(ticket(shared(20 * GB), priority=1),))
+    assert not may(closed_reasons=(PAUSED,))
+    assert not may(start_caps=(StartCap(most=1, reason=PAUSED),)), "not while more than free places decides what starts"
 
 
 @pytest.mark.parametrize(("priority", "allowed"), [(-1, True), (0, False), (1, False)])
@@ -44,15 +48,6 @@ def test_not_jobs_that_start_by_the_load_of_the_machine(limit: str) -> None:
     assert not may(need=replace(shared(20 * GB), **{limit: 50.0}))
 
 
-def test_a_lane_without_a_lease_holds_up_no_other_program() -> None:
-    assert may(need=CPU, cpu_jobs=2, tickets=(ticket(shared(20 * GB), priority=1),))
-
-
-def test_not_while_more_than_free_places_decides_what_starts() -> None:
-    assert not may(closed_reasons=(PAUSED,))
-    assert not may(start_caps=(StartCap(most=1, reason=PAUSED),))
-
-
 @pytest.mark.parametrize(
     "changes", [{"stagger_s": 1.0}, {"preempts": True}, {"writes_files": True}, {"engine": "slurm"}, {"resumes": True}]
 )
@@ -65,16 +60,10 @@ def test_not_in_a_lane_whose_jobs_start_one_by_one(changes: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("likely_s", "waiting", "places", "length"),
     [
-        (None, 100, 1, 0),
-        (0.3, 100, 1, 0),
-        (0.25, 100, 1, 1),
-        (0.1, 100, 1, 4),
-        (0.001, 1000, 2, MOST),
-        (0.0, 1000, 2, MOST),
-        (0.001, 20, 2, 10),
-        (0.001, 1, 2, 0),
+        (None, 100, 1, 0), (0.3, 100, 1, 0), (0.25, 100, 1, 1), (0.1, 100, 1, 4), (0.001, 1000, 2, MOST),
+        (0.0, 1000, 2, MOST), (0.001, 20, 2, 10), (0.001, 1, 2, 0),
     ],
-)
+)  # fmt: skip
 def test_a_slice_lasts_half_a_second_and_leaves_their_part_to_the_other_places(
     likely_s: float | None, waiting: int, places: int, length: int
 ) -> None:

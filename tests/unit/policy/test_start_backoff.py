@@ -23,44 +23,34 @@ def failed(times: int, now: float = 0.0) -> tuple[StartBackoff, float]:
     return backoff, now
 
 
-def test_without_a_limit_any_number_may_start() -> None:
+def test_starts_stop_for_a_delay_that_doubles() -> None:
     assert StartBackoff().most_starts(0.0) is None
-    assert StartBackoff().after_start(5.0) == StartBackoff()
-
-
-def test_after_a_failure_nothing_starts_for_a_second_and_then_one_job() -> None:
+    assert StartBackoff().after_start(5.0) == StartBackoff(), "without a limit any number may start"
+    # After a failure nothing starts for a second and then one job.
     backoff = StartBackoff().after_failure(LIMIT, 1, 100.0)
     assert [backoff.most_starts(now) for now in (100.0, 100.9, 101.0, 500.0)] == [0, 0, 1, 1]
-
-
-def test_the_delay_doubles_up_to_30_seconds() -> None:
     delays = [backoff.retry_at - now for backoff, now in map(failed, range(1, 9))]
-    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-
-
-def test_further_failures_of_the_same_batch_make_the_delay_no_longer() -> None:
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0], "the delay doubles up to 30 seconds"
+    # Further failures of the same batch make the delay no longer.
     backoff = StartBackoff()
     for job_id in range(200):
         backoff = backoff.after_failure(LIMIT, job_id, 100.0 + job_id / 1000)
     assert (backoff.delay_s, backoff.retry_at) == (1.0, 101.0)
 
 
-def test_a_job_that_is_tried_and_not_reported_back_ends_the_limit() -> None:
+def test_a_tried_job_ends_or_keeps_the_limit() -> None:
     backoff, now = failed(3)
     tried_at = backoff.retry_at
     backoff = backoff.after_start(tried_at)
     assert backoff.most_starts(tried_at) == 0
     assert backoff.at(tried_at + 0.5) is backoff
     assert backoff.at(tried_at + 1.0) == StartBackoff()
-    assert now < tried_at
-
-
-def test_a_job_that_is_tried_and_fails_keeps_the_limit() -> None:
+    assert now < tried_at, "a job that is tried and not reported back ends the limit"
     backoff, _ = failed(2)
     tried_at = backoff.retry_at
     backoff = backoff.after_start(tried_at).after_failure(LIMIT, 9, tried_at + 0.1)
     assert backoff.at(tried_at + 1.0).most_starts(tried_at + 1.0) == 0
-    assert backoff.delay_s == 4.0
+    assert backoff.delay_s == 4.0, "a job that is tried and fails keeps the limit"
 
 
 def test_a_job_is_set_aside_after_three_failures_in_a_row_or_at_once_for_its_own_files() -> None:

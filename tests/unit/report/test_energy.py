@@ -45,9 +45,6 @@ def held_s(holders: list[CardHolder]) -> float:
     return sum(b - a for a, b in pairs if any(each.since <= a and each.until >= b for each in holders))
 
 
-# Sharing
-
-
 @given(st.floats(0.0, 1e6), many_holders(), st.none() | st.floats(0.0, 500.0), st.floats(0.0, 300.0), st.booleans())
 def test_the_parts_add_up_to_the_energy_of_the_card_while_it_was_held(
     joules: float, holders: list[CardHolder], idle_w: float | None, foreign: float, is_integrated: bool
@@ -63,93 +60,61 @@ def test_the_parts_add_up_to_the_energy_of_the_card_while_it_was_held(
         assert seconds == pytest.approx(each.until - each.since, abs=1e-6)
 
 
-def test_an_attempt_alone_on_the_card_pays_for_all_of_it_idle_draw_included() -> None:
+def test_attempts_pay_for_what_they_held_and_used() -> None:
     parts, foreign_j = share_energy(3000.0, BEGINS, ENDS, [holder(1, use=0.0)], idle_w=50.0)
     assert parts == {1: EnergyUse(joules=3000.0, seconds=10.0, idle_s=10.0)}
-    assert foreign_j == 0.0
-
-
-def test_two_attempts_pay_the_idle_draw_in_halves_and_the_rest_by_use() -> None:
+    assert foreign_j == 0.0, "an attempt alone on the card pays for all of it idle draw included"
     both = [holder(1, use=80.0), holder(2, use=20.0)]
     parts, _ = share_energy(3000.0, BEGINS, ENDS, both, idle_w=100.0)
     assert (parts[1].joules, parts[2].joules) == (500.0 + 1600.0, 500.0 + 400.0)
-    assert parts[1].shared_s == 10.0
-
-
-def test_attempts_of_unknown_use_share_equally() -> None:
+    assert parts[1].shared_s == 10.0, "two attempts pay the idle draw in halves and the rest by use"
     parts, _ = share_energy(3000.0, BEGINS, ENDS, [holder(1, use=80.0), holder(2)], idle_w=100.0)
-    assert (parts[1].joules, parts[2].joules) == (1500.0, 1500.0)
-
-
-def test_an_attempt_pays_only_for_the_time_in_which_it_held_the_card() -> None:
+    assert (parts[1].joules, parts[2].joules) == (1500.0, 1500.0), "attempts of unknown use share equally"
+    # An attempt pays only for the time in which it held the card.
     parts, _ = share_energy(1000.0, BEGINS, ENDS, [holder(1, until=BEGINS + 5), holder(2, since=BEGINS + 8)])
     assert [parts[1].joules, parts[2].joules] == pytest.approx([500.0, 200.0])
-
-
-def test_what_other_processes_use_is_charged_to_no_attempt() -> None:
     parts, foreign_j = share_energy(1000.0, BEGINS, ENDS, [holder(1, use=25.0)], foreign_percent=75.0)
-    assert (parts[1].joules, foreign_j) == (250.0, 750.0)
-
-
-# Readings
+    assert (parts[1].joules, foreign_j) == (250.0, 750.0), "what other processes use is charged to no attempt"
 
 
 def reading(at: float, counter_j: float | None = None, power_w: float | None = None) -> CardReading:
     return CardReading(at=at, counter_j=counter_j, power_w=power_w)
 
 
-def test_the_counter_of_the_card_goes_before_its_power() -> None:
+def test_energy_between_two_readings() -> None:
+    # The counter of the card goes before its power.
     assert energy_between(reading(0, 100.0, 50.0), reading(2, 350.0, 50.0)) == (250.0, False)
-
-
-def test_without_a_counter_power_is_integrated() -> None:
+    # Without a counter power is integrated.
     assert energy_between(reading(0, None, 100.0), reading(2, None, 200.0)) == (300.0, True)
-
-
-def test_a_counter_that_began_again_is_not_used() -> None:
+    # A counter that began again is not used.
     assert energy_between(reading(0, 9e6, 100.0), reading(2, 10.0, 100.0)) == (200.0, True)
-
-
-def test_a_long_gap_is_unknown_without_a_counter() -> None:
+    # A long gap is unknown without a counter.
     assert energy_between(reading(0, None, 100.0), reading(60, None, 100.0)) is None
     assert energy_between(reading(0, 0.0, 100.0), reading(60, 6000.0, 100.0)) == (6000.0, False)
+    assert energy_between(reading(0), reading(1)) is None, "a card that reports nothing has no energy"
 
 
-def test_a_card_that_reports_nothing_has_no_energy() -> None:
-    assert energy_between(reading(0), reading(1)) is None
-
-
-# Figures
-
-
-def test_without_a_price_there_is_no_cost() -> None:
+def test_energy_as_figures() -> None:
+    # Without a price there is no cost.
     figures = energy_figures(EnergyUse(joules=3.6e6, seconds=3600.0), EnergyPrice())
     assert (figures.kwh, figures.cost, figures.currency, figures.co2e_g) == (1.0, None, None, None)
-
-
-def test_cost_and_co2e_follow_from_the_configuration() -> None:
     price = EnergyPrice(price=0.3, currency="EUR", gco2_per_kwh=350.0)
     figures = energy_figures(EnergyUse(joules=7.2e6, seconds=7200.0, shared_s=5.0), price)
     assert (figures.cost, figures.currency, figures.co2e_g, figures.mean_w) == (0.6, "EUR", 700.0, 1000.0)
-    assert figures.basis == "shared"
-
-
-def test_an_unmeasured_report_has_no_energy_rather_than_zero() -> None:
+    assert figures.basis == "shared", "cost and co2e follow from the configuration"
+    # An unmeasured report has no energy rather than zero.
     totals = energy_totals(EnergyUse(), 7200.0, EnergyPrice(price=0.3, gco2_per_kwh=350.0))
     assert (totals.kwh, totals.cost, totals.co2e_kg, totals.unknown_gpu_hours) == (None, None, None, 2.0)
 
 
-def test_the_energy_of_a_part_of_the_time_is_that_part() -> None:
+def test_sums_parts_and_learned_power() -> None:
+    # The energy of a part of the time is that part.
     whole = EnergyUse(joules=100.0, seconds=10.0, idle_s=4.0, peak_w=20.0)
     quarter = part_of_energy(whole, 0.25)
     assert (quarter.joules, quarter.seconds, quarter.idle_s, quarter.peak_w) == (25.0, 2.5, 1.0, 20.0)
-
-
-def test_a_sum_keeps_the_highest_power() -> None:
+    # A sum keeps the highest power.
     assert add_energy(EnergyUse(joules=1.0, peak_w=300.0), EnergyUse(joules=2.0)) == EnergyUse(joules=3.0, peak_w=300.0)
-
-
-def test_a_program_that_draws_more_is_believed_at_once_and_one_that_draws_less_by_halves() -> None:
+    # A program that draws more is believed at once and one that draws less by halves.
     assert learn_power(None, 200.0) == 200.0
     assert learn_power(200.0, 300.0) == 300.0
     assert learn_power(300.0, 100.0) == 200.0

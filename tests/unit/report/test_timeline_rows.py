@@ -52,21 +52,14 @@ def test_a_lane_has_as_many_rows_as_spans_overlap_at_most(found: list[TimelineSp
         assert counted.get(lane, 0) == max([*at_once, *moments], default=0)
 
 
-def test_a_span_that_begins_when_another_ends_takes_its_row() -> None:
+def test_rows_and_suspensions() -> None:
+    # A span that begins when another ends takes its row.
     assert assign_rows([span(5, 9), span(0, 5), span(2, 7), span(7, None)]) == [0, 0, 1, 1]
-
-
-def test_a_span_that_ends_before_it_begins_has_a_row() -> None:
-    assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0]
-
-
-def test_a_run_counts_as_suspended_from_the_request_until_it_resumed() -> None:
+    assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0], "a span that ends before it begins has a row"
+    # A run counts as suspended from the request until it resumed.
     events = [(10.0, "suspending"), (12.0, "suspended"), (20.0, "resumed"), (30.0, "suspending"), (31.0, "suspended")]
     assert suspensions(events, 5.0, None) == [(10.0, 20.0), (30.0, None)]
     assert suspensions(events, 5.0, 40.0) == [(10.0, 20.0), (30.0, 40.0)]
-
-
-def test_suspensions_of_another_run_of_the_job_do_not_count() -> None:
     events = [(10.0, "suspending"), (20.0, "resumed"), (50.0, "suspending"), (60.0, "resumed")]
     assert suspensions(events, 5.0, 25.0) == [(10.0, 20.0)]
-    assert suspensions(events, 40.0, None) == [(50.0, 60.0)]
+    assert suspensions(events, 40.0, None) == [(50.0, 60.0)], "suspensions of another run of the job do not count"

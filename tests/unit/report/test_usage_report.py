@@ -12,6 +12,7 @@ from gpuyard.model.energy import EnergyPrice, EnergyUse
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.report.chart_rows import HOUR_S, LocalTime, TimeWindow
 from gpuyard.report.usage_report import MAX_GROUPS, PastAttempt, Reporter, UsageReport
+from tests.known import known
 
 CARDS = [Device(id=name, vendor=Vendor.SIMULATED, index=at, memory_total_mb=1024.0) for at, name in enumerate("AB")]
 WINDOW = TimeWindow(1_000.0, 1_000.0 + 3 * HOUR_S)
@@ -69,20 +70,13 @@ def attempts_(draw: st.DrawFn) -> PastAttempt:
 def quarters_of(each: PastAttempt) -> set[int]:
     """Return the quarters of the window in which the attempt ran, counted one by one."""
 
-    started_at = each.started_at
-    assert started_at is not None
+    started_at = known(each.started_at)
 
     def runs(moment: float) -> bool:
         is_there = started_at <= moment and (each.ended_at is None or moment < each.ended_at)
         return is_there and not any(begin <= moment and (end is None or moment < end) for begin, end in each.suspended)
 
     return {quarter for quarter in range(12) if runs(at((quarter + 0.5) / 4))}
-
-
-def test_no_time_counts_twice_if_the_clock_was_set_back() -> None:
-    total = report_on(ran(suspended=((at(0.75), at(0.25)),))).total
-    assert total.gpu_hours == pytest.approx(1.0)
-    assert total.suspended_hours == 0.0
 
 
 @given(st.lists(attempts_(), max_size=8))
@@ -141,7 +135,7 @@ def test_memory_is_known_or_unknown_for_every_gpu_hour(attempts: list[PastAttemp
     assert 0 <= memory.unused_gb_hours <= memory.reserved_gb_hours
 
 
-def test_waste_is_reserved_memory_above_the_peak() -> None:
+def test_memory_waste_is_above_the_peak_or_unknown() -> None:
     shared = ran(is_alone=False, reserved_mb=512.0, peaks_mb={"A": 384.0})
     alone = ran(devices=("B",), peaks_mb={"B": 256.0})
     grew = ran(is_alone=False, reserved_mb=512.0, peaks_mb={"A": 900.0})
@@ -149,24 +143,22 @@ def test_waste_is_reserved_memory_above_the_peak() -> None:
     assert memory.reserved_gb_hours == pytest.approx(0.5 + 1 + 0.5)
     assert memory.unused_gb_hours == pytest.approx(0.125 + 0.75)
     assert memory.unused_percent == pytest.approx(100 * 0.875 / 2)
-    assert memory.unknown_gpu_hours == 0
-
-
-def test_memory_that_was_not_measured_is_unknown_and_not_zero() -> None:
+    assert memory.unknown_gpu_hours == 0, "waste is reserved memory above the peak"
+    # Memory that was not measured is unknown and not zero.
     memory = report_on(ran()).total.memory
     assert (memory.unused_percent, memory.unknown_gpu_hours) == (None, 1.0)
 
 
-def test_an_attempt_at_an_engine_counts_as_many_gpus_as_it_asked_for() -> None:
+def test_attempts_at_engines_and_before_their_start() -> None:
     report = report_on(ran(devices=(), gpus=4))
     assert (report.total.gpu_hours, report.total.memory.unknown_gpu_hours) == (4.0, 4.0)
-    assert report.box.busy_hours == 0
-
-
-def test_a_submitted_attempt_that_has_not_begun_takes_no_time() -> None:
+    assert report.box.busy_hours == 0, "an attempt at an engine counts as many GPUs as it asked for"
     report = report_on(ran(started_at=None, ended_at=None, outcome=None))
     assert (report.total.attempts, report.total.gpu_hours, report.total.running) == (1, 0.0, 0)
-    assert report.total.waits.jobs == 0
+    assert report.total.waits.jobs == 0, "a submitted attempt that has not begun takes no time"
+    total = report_on(ran(suspended=((at(0.75), at(0.25)),))).total
+    assert total.gpu_hours == pytest.approx(1.0)
+    assert total.suspended_hours == 0.0, "no time counts twice if the clock was set back"
 
 
 def test_waits_are_of_first_starts_in_the_window() -> None:
@@ -206,7 +198,7 @@ def test_groups_beyond_the_limit_are_combined() -> None:
     assert sum(group.gpu_hours for group in report.groups) == pytest.approx(report.total.gpu_hours)
 
 
-def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:
+def test_cells_are_shares_of_local_hours() -> None:
     window = TimeWindow(
         datetime(2026, 11, 9, 22, tzinfo=UTC).timestamp(), datetime(2026, 11, 10, 1, tzinfo=UTC).timestamp()
     )
@@ -215,24 +207,18 @@ def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:
     assert [row.day for row in rows] == ["2026-11-09", "2026-11-10"]
     assert rows[0].used_percent == (None,) * 22 + (50.0, 75.0)
     assert rows[1].used_percent == (50.0,) + (None,) * 23
-    assert rows[0].gpu_hours[22:] == (1.0, 2.0)
-
-
-def test_hours_are_in_local_time() -> None:
+    assert rows[0].gpu_hours[22:] == (1.0, 2.0), "a cell is the share of GPUs in use in that hour"
     ten = datetime(2026, 11, 9, 10, tzinfo=ZoneInfo("Asia/Kolkata")).timestamp()
     window = TimeWindow(ten - 0.75 * HOUR_S, ten + 2 * HOUR_S)
     attempt = ran(started_at=ten, ended_at=ten + HOUR_S)
     (row,) = report_on(attempt, window=window, local=in_zone("Asia/Kolkata")).picture.rows
-    assert row.used_percent[8:13] == (None, 0.0, 50.0, 0.0, None)
-
-
-def test_an_hour_that_the_clock_has_twice_is_one_cell() -> None:
+    assert row.used_percent[8:13] == (None, 0.0, 50.0, 0.0, None), "hours are in local time"
     berlin = in_zone("Europe/Berlin")
     window = TimeWindow(
         datetime(2026, 10, 25, 0, tzinfo=UTC).timestamp(), datetime(2026, 10, 25, 3, tzinfo=UTC).timestamp()
     )
     report = report_on(ran(started_at=window.since, ended_at=window.until), window=window, local=berlin)
-    assert report.picture.rows[0].gpu_hours[1:5] == (0.0, 2.0, 1.0, 0.0)
+    assert report.picture.rows[0].gpu_hours[1:5] == (0.0, 2.0, 1.0, 0.0), "an hour that the clock has twice is one cell"
     assert report.picture.rows[0].used_percent[1:5] == (None, 50.0, 50.0, None)
 
 
@@ -245,10 +231,8 @@ def test_a_long_window_has_no_more_rows_than_a_month(days: int, per_row: int, ro
     assert (picture.days_per_row, len(picture.rows)) == (per_row, rows)
 
 
-# Energy
-
-
-def test_energy_counts_with_the_part_of_the_run_that_lies_in_the_window() -> None:
+def test_energy_counts_in_the_window_and_by_group() -> None:
+    # Energy counts with the part of the run that lies in the window.
     used = EnergyUse(joules=7.2e6, seconds=2 * HOUR_S, idle_s=HOUR_S)
     half = ran(started_at=at(-1), ended_at=at(1), energy=used)
     found = Reporter(WINDOW, CARDS, in_zone("UTC"), EnergyPrice(price=0.5, currency="CHF", gco2_per_kwh=100.0))
@@ -256,11 +240,8 @@ def test_energy_counts_with_the_part_of_the_run_that_lies_in_the_window() -> Non
     energy = found.report().total.energy
     assert (energy.kwh, energy.cost, energy.currency, energy.co2e_kg) == (1.0, 0.5, "CHF", 0.1)
     assert (energy.worked_gpu_hours, energy.idle_gpu_hours, energy.unknown_gpu_hours) == (0.5, 0.5, 0.0)
-
-
-def test_the_energy_of_all_groups_adds_up_and_unmeasured_time_is_unknown() -> None:
     used = EnergyUse(joules=3.6e6, seconds=HOUR_S)
     report = report_on(ran(energy=used), ran(job=2, group="bob", energy=used), ran(job=3, group="bob"))
     assert report.total.energy.kwh == sum(group.energy.kwh or 0.0 for group in report.groups) == 2.0
     assert report.total.energy.unknown_gpu_hours == 1.0
-    assert report.total.energy.cost is None
+    assert report.total.energy.cost is None, "the energy of all groups adds up and unmeasured time is unknown"

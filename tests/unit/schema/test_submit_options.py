@@ -7,13 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from gpuyard.model.job_spec import (
-    DEFAULT_GRACE_S,
-    DEFAULT_LOG_CAP_MB,
-    BatchPace,
-    OnPreempt,
-    OnReboot,
-)
+from gpuyard.model.job_spec import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, BatchPace, OnPreempt, OnReboot
 from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.option import Option
 from gpuyard.model.option_values import Options
@@ -32,12 +26,10 @@ def expected_type(option: Option) -> Any:
     return (Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]) | None
 
 
-def test_client_submit_accepts_every_option_with_its_type() -> None:
+def test_clients_have_every_option() -> None:
     expected = {name.replace("-", "_"): expected_type(option) for name, option in SUBMIT_OPTIONS.items()}
-    assert get_type_hints(SubmitKwargs) == expected
-
-
-def test_the_command_line_has_every_option_except_those_of_batches() -> None:
+    assert get_type_hints(SubmitKwargs) == expected, "client submit accepts every option with its type"
+    # The command line has every option except those of batches.
     sent = {option.name for option in VERB.options if option.name in SUBMIT_OPTIONS}
     assert sent == {name for name, option in SUBMIT_OPTIONS.items() if not option.is_for_batch}
 

@@ -35,17 +35,19 @@ def outcomes(passed: SimulatedPass) -> list[tuple[int, OutcomeKind]]:
     return [(run.job, run.outcome) for run in passed.runs]
 
 
-def test_one_job_per_gpu_runs_them_one_after_another() -> None:
+def test_jobs_wait_or_share_as_the_policy_says() -> None:
+    # One job per GPU runs them one after another.
     runs = last_runs(play("fifo", [trace_job(duration_s=100.0), trace_job(5.0, duration_s=50.0)]))
     assert (runs[0].started_s, runs[0].ended_s) == pytest.approx((0.0, 100.0))
     assert (runs[1].started_s, runs[1].ended_s) == pytest.approx((100.0, 150.0))
-
-
-def test_declared_jobs_share_a_gpu_while_their_sum_fits() -> None:
+    # Declared jobs share a GPU while their sum fits.
     jobs = [trace_job(float(place), declared_mb=10_000.0) for place in range(3)]
     runs = last_runs(play("declared", jobs))
     assert [runs[place].started_s for place in range(2)] == pytest.approx([0.0, 1.0])
     assert runs[2].started_s == pytest.approx(min(runs[0].ended_s, runs[1].ended_s))
+    runs = last_runs(play("fifo", [trace_job(gpus=2), trace_job(1.0)], devices="2x24GB"))
+    assert sorted(runs[0].devices) == [0, 1]
+    assert runs[1].started_s == pytest.approx(600.0), "a job on two GPUs takes both"
 
 
 def test_an_unknown_job_shares_its_gpu_or_has_it_alone_until_it_was_flat() -> None:
@@ -58,19 +60,16 @@ def test_an_unknown_job_shares_its_gpu_or_has_it_alone_until_it_was_flat() -> No
         assert runs[1].started_s == pytest.approx(started_s, abs=0.1)
 
 
-def test_the_second_pass_uses_the_estimates_of_the_first() -> None:
+def test_unknown_jobs_share_by_what_is_learned() -> None:
     jobs = [trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0)]
     with simulation("gpuyard:quantile=none:load=none") as found:
         first, second = found.play(jobs), found.play(jobs)
     assert max(run.started_s for run in first.runs) > 30.0
-    assert [run.started_s for run in second.runs] == [0.0, 0.0, 0.0]
-
-
-def test_unknown_jobs_share_as_soon_as_their_memory_is_flat() -> None:
+    assert [run.started_s for run in second.runs] == [0.0, 0.0, 0.0], "the second pass uses the estimates of the first"
     jobs = [trace_job(peak_mb=3000.0, program=f"python {name}.py", ramp_s=20.0) for name in "abcd"]
     with simulation("gpuyard:load=none") as found:
         passed = found.play(jobs)
-    assert sorted(run.started_s for run in passed.runs)[2] < 25.0
+    assert sorted(run.started_s for run in passed.runs)[2] < 25.0, "unknown jobs share as soon as their memory is flat"
     assert {run.outcome for run in passed.runs} == {OutcomeKind.SUCCEEDED}
 
 
@@ -81,11 +80,7 @@ def test_a_job_that_runs_out_of_memory_is_run_again_with_more() -> None:
     with simulation("gpuyard") as found:
         found.play([trace_job(program="python other.py", peak_mb=9000.0), small, small])
         passed = found.play([beside, large])
-    assert outcomes(passed) == [
-        (1, OutcomeKind.OUT_OF_MEMORY),
-        (0, OutcomeKind.SUCCEEDED),
-        (1, OutcomeKind.SUCCEEDED),
-    ]
+    assert outcomes(passed) == [(1, OutcomeKind.OUT_OF_MEMORY), (0, OutcomeKind.SUCCEEDED), (1, OutcomeKind.SUCCEEDED)]
 
 
 def test_an_urgent_job_preempts_another_which_resumes_later() -> None:
@@ -109,12 +104,6 @@ def test_memory_of_a_foreign_process_is_not_given_to_jobs() -> None:
     passed = play("declared", jobs)
     assert outcomes(passed) == [(1, OutcomeKind.SUCCEEDED)]
     assert passed.runs[0].started_s == pytest.approx(300.0)
-
-
-def test_a_job_on_two_gpus_takes_both() -> None:
-    runs = last_runs(play("fifo", [trace_job(gpus=2), trace_job(1.0)], devices="2x24GB"))
-    assert sorted(runs[0].devices) == [0, 1]
-    assert runs[1].started_s == pytest.approx(600.0)
 
 
 def test_a_job_of_several_gpus_is_not_overtaken_by_programs_that_come_later() -> None:
@@ -146,20 +135,17 @@ def test_the_same_trace_gives_the_same_result(policy: str) -> None:
     assert play(policy, jobs, "2x24GB").runs == play(policy, jobs, "2x24GB").runs
 
 
-def test_a_quantum_combines_the_events_within_it() -> None:
+def test_a_quantum_and_progress() -> None:
     jobs = [trace_job(float(place), duration_s=100.0, declared_mb=1000.0, peak_mb=1000.0) for place in range(20)]
     with simulation("declared") as exact, simulation("declared", quantum_s=10.0) as coarse:
         fine, summed_up = exact.play(jobs), coarse.play(jobs)
     assert len(summed_up.runs) == len(fine.runs) == 20
-    assert summed_up.steps < fine.steps / 2
-
-
-def test_progress_is_reported_up_to_the_last_job() -> None:
+    assert summed_up.steps < fine.steps / 2, "a quantum combines the events within it"
     progress: list[int] = []
     with simulation("fifo") as found:
         found.play([trace_job(), trace_job()], progress.append)
     assert progress[-1] == 2
-    assert progress == sorted(progress)
+    assert progress == sorted(progress), "progress is reported up to the last job"
 
 
 def test_a_program_that_imports_holds_no_memory_and_slows_no_other() -> None:

@@ -26,19 +26,15 @@ def bars(svg: str) -> list[ET.Element]:
     return [rect for rect in ET.fromstring(svg).iter(f"{SVG}rect") if "bar" in rect.get("class", "")]
 
 
-def test_there_is_a_bar_for_each_run_on_each_of_its_devices() -> None:
+def test_each_run_has_a_bar_on_each_of_its_devices() -> None:
+    # There is a bar for each run on each of its devices.
     jobs = [trace_job(program='python "<a&b>.py"'), trace_job(), trace_job(gpus=2)]
     runs = [run(0, 0.0, 0), run(1, 50.0, 0), run(2, 200.0, 0, 1)]
     assert len(bars(draw_timeline([panel(jobs, runs)], "three & a <title>"))) == 4
-
-
-def test_bars_that_overlap_in_time_are_stacked() -> None:
     both = bars(draw_timeline([panel([trace_job()] * 2, [run(0, 0.0, 0), run(1, 50.0, 0)])], "t"))
     spans = sorted((float(bar.get("y", "")), float(bar.get("height", ""))) for bar in both)
-    assert spans[0][0] + spans[0][1] <= spans[1][0] + 0.1
-
-
-def test_a_run_that_failed_looks_different() -> None:
+    assert spans[0][0] + spans[0][1] <= spans[1][0] + 0.1, "bars that overlap in time are stacked"
+    # A run that failed looks different.
     runs = [run(0, 0.0, 0, outcome=OutcomeKind.OUT_OF_MEMORY), run(0, 100.0, 0)]
     assert sorted(bar.get("class", "") for bar in bars(draw_timeline([panel([trace_job()], runs)], "t"))) == [
         "bar",
@@ -46,27 +42,18 @@ def test_a_run_that_failed_looks_different() -> None:
     ]
 
 
-def test_each_policy_has_its_panel_with_its_makespan() -> None:
+def test_panels_devices_and_programs_are_named() -> None:
     jobs, runs = [trace_job()], [run(0, 0.0, 0)]
     svg = draw_timeline([panel(jobs, runs, "fifo"), panel(jobs, runs, "gpuyard")], "t")
     texts = [text.text or "" for text in ET.fromstring(svg).iter(f"{SVG}text")]
     assert {"fifo", "gpuyard"} <= set(texts)
-    assert sum("makespan 1m 40s" in text for text in texts) == 2
-
-
-def test_only_the_first_of_many_devices_are_shown_and_the_picture_says_so() -> None:
+    assert sum("makespan 1m 40s" in text for text in texts) == 2, "each policy has its panel with its makespan"
     svg = draw_timeline([panel([trace_job()] * 100, [run(n, 0.0, n) for n in range(100)], cards=100)], "t")
     assert len(bars(svg)) == 32
-    assert "the first 32 of 100 devices" in svg
-
-
-def test_programs_with_most_work_have_colours_of_their_own() -> None:
+    assert "the first 32 of 100 devices" in svg, "only the first of many devices are shown and the picture says so"
     jobs = [trace_job(program=f"python {number}.py", duration_s=100.0 + number) for number in range(30)]
     svg = draw_timeline([panel(jobs, [run(number, 0.0, 0) for number in range(30)])], "t")
     assert ">others<" in svg
-    assert len({bar.get("fill") for bar in bars(svg)}) == 12
-
-
-def test_a_program_is_named_after_its_script() -> None:
+    assert len({bar.get("fill") for bar in bars(svg)}) == 12, "programs with most work have colours of their own"
     assert program_name(trace_job(program="python src/train.py --lr 1.5")) == "train"
-    assert program_name(trace_job(program="nvidia-smi")) == "nvidia-smi"
+    assert program_name(trace_job(program="nvidia-smi")) == "nvidia-smi", "a program is named after its script"

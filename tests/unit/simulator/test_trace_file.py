@@ -47,19 +47,6 @@ def test_a_written_trace_is_read_back(written: list[TraceJob]) -> None:
     assert list(parse_trace(io.StringIO(file.getvalue()), "trace")) == written
 
 
-def test_columns_beyond_the_first_five_may_be_left_out_or_empty() -> None:
-    lines = [f"{HEADER},declared_mb,gpus", f"{LINE},,2"]
-    assert list(parse_trace(lines, "t")) == [
-        TraceJob(at_s=0, program="python train.py", duration_s=60, peak_mb=1000, load_percent=50, gpus=2)
-    ]
-
-
-def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(f"{HEADER}\n9,b,60,1000,50\n1,a,60,1000,50\n")
-    assert [job.program for job in read_trace(path)] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -85,16 +72,18 @@ def test_an_error_names_its_line(text: str, message: str) -> None:
         list(parse_trace(io.StringIO(text), "trace.csv"))
 
 
-def test_a_trace_without_jobs_is_a_user_error(tmp_path: Path) -> None:
+def test_a_trace_without_jobs_or_that_cannot_be_read(tmp_path: Path) -> None:
+    # A trace without jobs is a user error.
     path = tmp_path / "trace.csv"
     path.write_text(f"{HEADER}\n")
     with pytest.raises(UserError, match=r"trace\.csv has no jobs"):
         read_trace(path)
-
-
-def test_a_trace_that_cannot_be_read_is_the_environments_fault(tmp_path: Path) -> None:
+    # A trace that cannot be read is the environments fault.
     with pytest.raises(EnvironmentFault, match="cannot be read"):
         read_trace(tmp_path / "missing.csv")
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{HEADER}\n9,b,60,1000,50\n1,a,60,1000,50\n")
+    assert [job.program for job in read_trace(path)] == ["a", "b"], "jobs come in the order of their arrival"
 
 
 @given(jobs())
@@ -107,6 +96,12 @@ def test_memory_only_grows_and_ends_at_the_peak(job: TraceJob) -> None:
     assert all(phase.from_s < job.duration_s for phase in phases)
 
 
-def test_memory_that_comes_late_is_held_from_then_on() -> None:
+def test_memory_that_comes_late_and_columns_that_are_left_out() -> None:
+    # Memory that comes late is held from then on.
     phases = phases_of(trace_job(peak_mb=1000.0, duration_s=100.0, late_s=50.0, late_mb=300.0))
     assert [(phase.from_s, phase.memory_mb) for phase in phases] == [(0.0, 700.0), (50.0, 1000.0)]
+    # Columns beyond the first five may be left out or empty.
+    lines = [f"{HEADER},declared_mb,gpus", f"{LINE},,2"]
+    assert list(parse_trace(lines, "t")) == [
+        TraceJob(at_s=0, program="python train.py", duration_s=60, peak_mb=1000, load_percent=50, gpus=2)
+    ]
