@@ -36,11 +36,7 @@ def test_it_says_that_it_waits_for_another_apt_and_waits(tools: Path) -> None:
     said, calls = install(tools, busy)
     assert said.startswith(f"waiting for up to 10 minutes: {LOCKED}\n")
     assert said.count("waiting") == 1
-    assert calls[:3] == [
-        "-o DPkg::Lock::Timeout=0 update -qq",
-        "sleep",
-        "-o DPkg::Lock::Timeout=600 update -qq",
-    ]
+    assert calls[:3] == ["-o DPkg::Lock::Timeout=0 update -qq", "sleep", "-o DPkg::Lock::Timeout=600 update -qq"]
     assert calls[3].startswith("-o DPkg::Lock::Timeout=0 install -y -qq --no-install-recommends gcc tmux")
 
 

@@ -6,11 +6,7 @@ import resource
 import msgspec
 import pytest
 
-<<<<<<< HEAD
 from gpuyard.engines.local.engine import OwnShell
-from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences, unattainable
-=======
-from gpuyard.engines.local.attempt_support import OwnShell
 from gpuyard.model.shell_environment import (
     UNLIMITED,
     ShellSettings,
@@ -19,7 +15,6 @@ from gpuyard.model.shell_environment import (
     thread_variables,
     unattainable,
 )
->>>>>>> bfcb4910 (tests: merge tests and files of one subject in policy, model and the checks of sources)
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
 OWN = ShellSettings(umask=0o022, niceness=5, limits={"NOFILE": 1024, "CORE": 0})

@@ -56,9 +56,9 @@ def test_groups_are_ordered_and_merged() -> None:
     (cause,) = count_causes([(1, "step 1 of 5"), (2, "step 2 of 5"), (3, "step 2 of 6")])
     assert cause.text == "step … of …", "a text that was merged meets a third"
     # Further causes get no key once there are many.
-    causes = CauseTexts(2)
-    keys = [causes.key(text) for text in ("a 1", "b", "c", "a 2", None)]
-    assert [causes.text(key) for key in keys] == ["a …", "b", None, "a …", None]
+    kept = CauseTexts(2)
+    keys = [kept.key(text) for text in ("a 1", "b", "c", "a 2", None)]
+    assert [kept.text(key) for key in keys] == ["a …", "b", None, "a …", None]
 
 
 TEXTS = st.lists(
