@@ -151,11 +151,10 @@ class BatchGates:
                 waited_s = batch.saved.waits_s.get(batch.gate, 0.0) + max(0.0, now - batch.counted_at)
                 batch.saved = replace(batch.saved, waits_s={**batch.saved.waits_s, batch.gate: waited_s})
             start, held = launched.get(group), waiting.get(group)
-            batch.held_by = held.reasons[0] if held is not None and held.reasons else None
+            batch.held_by = reason = None if held is None else next(iter(held.reasons), None)
             batch.gate = None if held is None else "room"
-            is_of_device = batch.held_by and batch.held_by.kind is ReasonKind.LIMIT and batch.held_by.device_id
-            if held is not None and batch.held_by is not None and not is_of_device:
-                batch.gate = _GATES.get(batch.held_by.kind, "room")
+            if reason is not None and not (reason.kind is ReasonKind.LIMIT and reason.device_id):
+                batch.gate = _GATES.get(reason.kind, "room")
             batch.counted_at = now
             if start is not None:
                 batch.pace_state = replace(batch.pace_state, launched_at=now)
@@ -215,8 +214,8 @@ class BatchGates:
                 run_mb = max(run_mb, expected)
                 run_vram_mb = max(run_vram_mb, (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0)
         cpu_percent, loads = self._unshown_load(pace.smoothing_s, sample.snapshot, now)
-        use = pacing.ExpectedUse(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb)
-        return replace(use, cpu_percent=cpu_percent, loads=loads)
+        own = {"unshown_mb": unshown, "run_mb": run_mb, "run_vram_mb": run_vram_mb}
+        return pacing.ExpectedUse(**own, cpu_percent=cpu_percent, loads=loads)
 
     def _unshown_load(self, smoothing_s: float, snapshot: Snapshot, now: float) -> tuple[float, dict[str, float]]:
         """Return the CPU and device load of started runs that the averages do not show yet, minus that of ended runs
@@ -231,10 +230,8 @@ class BatchGates:
             known = self._transitions.estimates.figure(live.job, "load_percent")
             load = sign * pacing.unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
             pace, need = live.job.spec.pace, live.job.spec.need
-            watched = (
-                [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else []
-            )
-            for device_id in live.attempt.devices or watched:
+            watched = devices if pace is not None and pace.gates_devices else []
+            for device_id in live.attempt.devices or [each for each in watched if watches(need, each)]:
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 

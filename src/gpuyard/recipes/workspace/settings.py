@@ -85,8 +85,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
 
 def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
-    hints = get_type_hints(options, include_extras=True)
-    return {key: hint.__metadata__[0] for key, hint in hints.items()}
+    return {key: hint.__metadata__[0] for key, hint in get_type_hints(options, include_extras=True).items()}
 
 
 SETTING_TYPES = _types_by_key(WorkspaceSettings)

@@ -31,8 +31,6 @@ from gpuyard.system.files_outside_home import LOG, WORKSPACE, record_outside
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.system.write_files import write_whole
 
-NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
-
 
 class SubmittedConfig(Struct, frozen=True, kw_only=True):
     config: str
@@ -41,18 +39,13 @@ class SubmittedConfig(Struct, frozen=True, kw_only=True):
     log: str | None = None
 
 
-class Skipped(Struct, frozen=True, kw_only=True):
-    config: str
-    why: str
-
-
 class StartedSweep(Struct, kw_only=True):
-    """What `start` did with each config; `session` is the tmux session that shows the progress."""
+    """What `start` did: the configs that were skipped or refused have the reason. `session` shows the progress."""
 
     tag: str
     submitted: list[SubmittedConfig] = []
-    skipped: list[Skipped] = []
-    refused: list[Skipped] = []
+    skipped: list[tuple[str, str]] = []
+    refused: list[tuple[str, str]] = []
     notes: list[str] = []
     session: str | None = None
 
@@ -95,8 +88,8 @@ class _Sweep:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._workspace, self._settings, self._config_file = loaded.workspace, loaded.settings, loaded.path
         self._tag = files.workspace_tag(loaded.workspace)
-        self._tmux = Tmux(os.environ) if loaded.settings.sessions == "tmux" else None
-        self._has_tmux = self._tmux is not None and self._tmux.is_there()
+        tmux = Tmux(os.environ)
+        self._tmux = tmux if loaded.settings.sessions == "tmux" and tmux.is_there() else None
 
     def plan(self, configs: Sequence[str], gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
         """Check everything, and return the tasks and notes for the user. Writes nothing."""
@@ -112,8 +105,10 @@ class _Sweep:
         notes += more_notes
         self._command = prepare_sweep.task_command(settings, self._workspace, self._environment)
         self._hook = prepare_sweep.hook_command(settings, self._workspace, self._environment)
-        if self._tmux is not None and not self._has_tmux:
-            notes.append(NO_TMUX)
+        if self._tmux is None and settings.sessions == "tmux":
+            notes.append(
+                "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
+            )
         arguments = arguments_of(settings, paths, self._workspace, self._config_file, self._environment)
         planned = []
         for path, device, own in zip(paths, devices, arguments, strict=True):
@@ -142,14 +137,14 @@ class _Sweep:
         for each in planned:
             why = self._reason_to_skip(each, known.get(each.config), is_rerun=is_rerun)
             if why is not None:
-                started.skipped.append(Skipped(config=each.config, why=why))
+                started.skipped.append((each.config, why))
                 continue
             try:
                 with files.without_marker(files.marker_path(self._settings, each.config)):
                     job = self._submit_one(queue, each)
             except UserError as error:
                 hint = f" ({error.hint})" if error.hint else ""
-                started.refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
+                started.refused.append((each.config, f"{error}{hint}"))
                 continue
             log = files.likely_log(self._settings, self._workspace, each.config)
             started.submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu, log=log))
@@ -234,7 +229,7 @@ class _Sweep:
             owner=f"{self._tag}/{hashlib.blake2b(os.fsencode(config), digest_size=4).hexdigest()}",
             marker=marker,
             record=str(files.record_path(self._workspace, config)),
-            session=files.session_name(settings.worker_prefix, config) if self._has_tmux else None,
+            session=files.session_name(settings.worker_prefix, config) if self._tmux is not None else None,
             closes_session=settings.cleanup_on_complete,
             log=log,
             other_log=other_log,
@@ -261,7 +256,7 @@ class _Sweep:
 
     def _open_view(self) -> str | None:
         """Show `status --watch` in one tmux session, which closes itself if `cleanup_on_complete` is set."""
-        if self._tmux is None or not self._has_tmux:
+        if self._tmux is None:
             return None
         settings, owner = self._settings, f"{self._tag}/scheduler"
         # Variables that locate the queue and the package, but not those that mark a job's process.

@@ -12,30 +12,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_SETUP = "usage: setup_workspace.sh DIR [--force]"
-_SCHEDULER = "usage: scheduler_main.sh CONFIG_FILE WORKSPACE_DIR COMMAND [ARGS]"
-_FORCE = "--force"
-
 
 def setup_workspace() -> None:
-    arguments = sys.argv[1:]
-    folders = [argument for argument in arguments if argument != _FORCE]
+    folders = [argument for argument in sys.argv[1:] if argument != "--force"]
     if len(folders) != 1 or folders[0].startswith("-"):
-        _exit_with_usage(_SETUP, arguments)
-    _run("init", *([_FORCE] if _FORCE in arguments else []), *folders)
+        _exit_with_usage("usage: setup_workspace.sh DIR [--force]")
+    _run("init", *(["--force"] if "--force" in sys.argv[1:] else []), *folders)
 
 
 def scheduler_main() -> None:
-    arguments = sys.argv[1:]
-    if len(arguments) < len(("CONFIG_FILE", "WORKSPACE_DIR", "COMMAND")):
-        _exit_with_usage(_SCHEDULER, arguments)
-    config, workspace, *command = arguments
+    if len(sys.argv) < 4:
+        _exit_with_usage("usage: scheduler_main.sh CONFIG_FILE WORKSPACE_DIR COMMAND [ARGS]")
+    _, config, workspace, *command = sys.argv
     _run("--config", config, "--workspace", workspace, *command)
 
 
-def _exit_with_usage(usage: str, arguments: list[str]) -> "NoReturn":
+def _exit_with_usage(usage: str) -> "NoReturn":
     """Print the usage to standard output if the user asked for help, else to standard error with a failure status."""
-    is_asked = arguments in (["-h"], ["--help"], ["help"])
+    is_asked = sys.argv[1:] in (["-h"], ["--help"], ["help"])
     (sys.stdout if is_asked else sys.stderr).write(f"{usage}\n")
     sys.exit(0 if is_asked else EXIT_USAGE)
 

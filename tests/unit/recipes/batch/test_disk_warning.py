@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.policy.disk_and_system_limits import DiskFigure
-from gpuyard.recipes.batch import disk_warning as warning_module
-from gpuyard.recipes.batch.disk_warning import disk_warning, expected_run_size
-from gpuyard.recipes.batch.plan import RECORD, RUNS, BatchPlan, BatchRecord
+from gpuyard.recipes.batch import plan as plan_module
+from gpuyard.recipes.batch.plan import RECORD, RUNS, BatchPlan, BatchRecord, disk_warning, expected_run_size
 from tests.unit.recipes.batch.test_run_results import run
 
 MB = 1048576
@@ -35,7 +34,7 @@ def finish(folder: Path, *sizes_mb: int, **changes: str | int) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, free_mb: float | None) -> None:
     figure = DiskFigure(folder="/out", free_mb=free_mb, total_mb=1e6)
-    monkeypatch.setattr(warning_module, "read_disk_in_time", lambda _: figure)
+    monkeypatch.setattr(plan_module, "read_disk_in_time", lambda _: figure)
 
 
 def test_the_size_of_a_run_is_the_mean_of_those_in_the_root_or_of_the_batch_beside(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.queue.batch_gates import GateSample
-from gpuyard.recipes.batch.propose_limits import ProposedLimit, propose_limits, read_sample_log
+from gpuyard.ui.cli.recipes.datagen import ProposedLimit, propose_limits, read_sample_log
 
 
 def values(rows: list[dict[str, Any]]) -> dict[str, int | None]:

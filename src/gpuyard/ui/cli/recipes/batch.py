@@ -19,7 +19,6 @@ from gpuyard.model.option import Option
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.probes.sample_log import RowLog
-from gpuyard.recipes.batch.disk_warning import disk_warning
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
     BatchPlan,
@@ -27,6 +26,7 @@ from gpuyard.recipes.batch.plan import (
     ExistingBatch,
     choose_batch,
     default_root,
+    disk_warning,
     read_part_status,
     run_command,
     start_batch,
@@ -36,6 +36,7 @@ from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json
 from gpuyard.ui.cli.verbs import EXIT_FAULT, EXIT_INTERRUPTED
+from gpuyard.ui.views.batch_view import follow, summary_lines
 
 
 def batch_options(*, stagger: str, name: str) -> tuple[Option, ...]:
@@ -218,8 +219,6 @@ def _delay_interrupt() -> Iterator[list[int]]:
 
 def _follow(record: BatchRecord, typed: Typed, *, is_interrupted: bool) -> int:
     """Show the progress and the summary; Ctrl-C asks whether to leave the batch running."""
-    from gpuyard.ui.views.batch_view import follow
-
     # A normal exit, which removes the lines.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     part, job, is_stopped = record.parts[-1], dict[str, Any](), False
@@ -281,8 +280,6 @@ def _resume_command(plan: BatchPlan, typed: Typed) -> str:
 
 
 def _show_summary(record: BatchRecord, typed: Typed) -> int:
-    from gpuyard.ui.views.batch_view import summary_lines
-
     root = Path(record.plan.root)
     summary = read_summary(root)
     if summary is None:

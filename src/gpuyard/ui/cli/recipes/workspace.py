@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -19,8 +18,11 @@ from gpuyard.client.retrying import RetryingClient
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count
+from gpuyard.recipes.workspace.prepare_sweep import split_lists
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, keys_in, load
+from gpuyard.recipes.workspace.sweep import StartedSweep, check, kill_all, start, stop
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
+from gpuyard.recipes.workspace.workspace_files import init, marker_path
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import (
     absolute,
@@ -36,9 +38,6 @@ from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay
 from gpuyard.ui.cli.verbs import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
-
-if TYPE_CHECKING:
-    from gpuyard.recipes.workspace.sweep import StartedSweep
 
 
 class WorkspaceLocation(Struct, frozen=True, kw_only=True):
@@ -135,8 +134,6 @@ def run(typed: Typed) -> int:
 
 
 def _init(typed: Typed) -> int:
-    from gpuyard.recipes.workspace.workspace_files import init
-
     folder = Path(absolute(typed.arguments[0]))
     was_workspace = (folder / CONFIG_FILE).exists()
     made = init(folder, force=typed.flag("force"))
@@ -146,20 +143,17 @@ def _init(typed: Typed) -> int:
         say(f"replaced {clean(_relative_path(path))}; backup: {clean(backup.name)}")
     for path in made.kept:
         say(f"kept     {clean(_relative_path(path))}")
-    start = WorkspaceLocation(workspace=made.folder).command("start")
+    to_start = WorkspaceLocation(workspace=made.folder).command("start")
     if was_workspace:
-        _show_what_start_would_do(made.folder, start)
+        _show_what_start_would_do(made.folder, to_start)
         return 0
     say("Next: edit scheduler_config.yml, and put a YAML file for each task into configs/.")
-    say(f"To start them:  {start}")
+    say(f"To start them:  {to_start}")
     return 0
 
 
-def _show_what_start_would_do(folder: Path, start: str) -> None:
+def _show_what_start_would_do(folder: Path, to_start: str) -> None:
     """Show which keys of an earlier configuration are settings, which are unknown, and whether `start` accepts it."""
-    from gpuyard.recipes.workspace.sweep import check
-    from gpuyard.recipes.workspace.workspace_files import marker_path
-
     try:
         known, unknown = keys_in(folder / CONFIG_FILE)
         say(f"settings {clean(', '.join(known) or 'none: each has its default')}")
@@ -168,21 +162,18 @@ def _show_what_start_would_do(folder: Path, start: str) -> None:
         loaded = load(folder)
         configs, notes = check(loaded)
     except GpuyardError as error:
-        say(f"`{start}` would refuse it:")
+        say(f"`{to_start}` would refuse it:")
         for line in [*str(error).splitlines(), *filter(None, [error.hint])]:
             say(f"  {clean(line)}")
         return
     done = sum(os.path.lexists(marker_path(loaded.settings, config)) for config in configs)
     for text in notes:
         note(f"gpuyard: {clean(text)}")
-    say(f"`{start}` would accept it: {format_count(len(configs), 'config')}, {done} of them completed.")
+    say(f"`{to_start}` would accept it: {format_count(len(configs), 'config')}, {done} of them completed.")
 
 
 def _start(typed: Typed) -> int:
     place = WorkspaceLocation.of(typed)
-    from gpuyard.recipes.workspace.prepare_sweep import split_lists
-    from gpuyard.recipes.workspace.sweep import start
-
     loaded = load(place.workspace, place.config)
     configs, gpus = split_lists(loaded.settings, tuple(typed.arguments))
     if len(gpus) > 1:
@@ -195,8 +186,8 @@ def _start(typed: Typed) -> int:
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
     ]
-    rows += [(each.config, f"skipped: {each.why}", "dim") for each in started.skipped]
-    rows += [(each.config, f"refused: {each.why}", "red") for each in started.refused]
+    rows += [(config, f"skipped: {why}", "dim") for config, why in started.skipped]
+    rows += [(config, f"refused: {why}", "red") for config, why in started.refused]
     _, *lines = lay_out([Column("")] * 2, [each[:2] for each in rows], None)
     for (_, _, style), (config, what) in zip(rows, lines, strict=True):
         say(join_cells([config, paint(what.rstrip(), style)]))
@@ -206,10 +197,10 @@ def _start(typed: Typed) -> int:
     return EXIT_USAGE if started.refused else 0
 
 
-def _next_steps(started: "StartedSweep", place: WorkspaceLocation) -> Iterator[str]:
+def _next_steps(started: StartedSweep, place: WorkspaceLocation) -> Iterator[str]:
     if not started.submitted and not started.refused:
         yield f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting."
-    if any(each.why.startswith("completed") for each in started.skipped):
+    if any(why.startswith("completed") for _, why in started.skipped):
         yield f"To run completed configs again:  {place.command('start', '--rerun')}"
     yield from describe_logs([(each.config, each.log) for each in started.submitted if each.log is not None])
     if started.submitted:
@@ -222,8 +213,6 @@ def _next_steps(started: "StartedSweep", place: WorkspaceLocation) -> Iterator[s
 
 def _stop(typed: Typed) -> int:
     place = WorkspaceLocation.of(typed)
-    from gpuyard.recipes.workspace.sweep import stop
-
     cancelled, running = stop(place.workspace, _settings_if_valid(place))
     finish = (
         f"{format_count(running, 'task')} {'finishes' if running == 1 else 'finish'}" if running else "no task runs"
@@ -235,8 +224,6 @@ def _stop(typed: Typed) -> int:
 
 def _kill_all(typed: Typed) -> int:
     place = WorkspaceLocation.of(typed)
-    from gpuyard.recipes.workspace.sweep import kill_all
-
     ended, left, closed = kill_all(place.workspace, _settings_if_valid(place))
     say(f"{format_count(ended, 'task')} ended, {format_count(closed, 'session')} closed.")
     if left:
