@@ -84,26 +84,20 @@ def test_a_batch_runs_each_command_once_and_prints_a_summary(tmp_path: Path) -> 
 
 def test_a_failed_run_is_retried_with_its_seed_then_reported_in_the_exit_status(tmp_path: Path) -> None:
     program = "echo {seed} >> seeds; [ {index} != 1 ] || exit 3"
-    result = batch(3, "--retries", "2", "--seed", "5", "--output-root", "out", program=program)
+    typed = ("--retries", "2", "--seed", "5", "--output-root", "out", "--name", "night")
+    result = batch(3, *typed, program=program)
     assert result.returncode == 1
     assert sorted((tmp_path / "seeds").read_text().split()) == ["5", "6", "6", "6", "7"]
-    assert "sh: 2 of 3 runs succeeded, 1 failed, in " in result.stdout
+    assert "night: 2 of 3 runs succeeded, 1 failed, in " in result.stdout
     failed = next(line for line in result.stdout.splitlines() if line.startswith("  failed"))
     assert failed.split()[1:7] == ["run", "1,", "seed", "6:", "exit", "status"]
     assert Path(failed.split()[-1]).is_file()
     assert "gpuyard batch --resume --count 3 " in result.stderr.splitlines()[-1]
-
-
-def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
-    result = batch(2, "--json", "--output-root", "out", "--name", "night", program="[ {index} = 0 ]")
-    assert result.returncode == 1
-    summary = json.loads(result.stdout)
-    assert summary == summary_in(tmp_path / "out")
-    assert (summary["name"], summary["failures"][0]["index"], summary["failures"][0]["reason"]) == (
-        "night",
-        1,
-        "exit status 1",
-    )
+    again = batch(3, *typed, "--json", program=program)
+    summary = json.loads(again.stdout)
+    assert (again.returncode, summary) == (1, summary_in(tmp_path / "out"))
+    assert (summary["name"], summary["failures"][0]["index"]) == ("night", 1)
+    assert summary["failures"][0]["reason"] == "exit status 3"
 
 
 def test_without_an_output_root_a_run_gets_a_folder_of_gpuyard(own_home: Path) -> None:

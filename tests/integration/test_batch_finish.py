@@ -57,15 +57,6 @@ def test_a_pruned_run_that_later_produced_data_is_not_reported_as_pruned(tmp_pat
     assert (tmp_path / "out/run-000001/frame").read_text() == "data\n"
 
 
-@unmeasured
-def test_an_empty_run_that_the_simulator_did_not_prune_is_reported_as_such(tmp_path: Path) -> None:
-    result = run("datagen", "--count", "2", *OPEN, "--program", "true")
-    assert result.returncode == 0
-    summary = summary_in(tmp_path / "out")
-    assert (summary["pruned"], [each["run"] for each in summary["left"]]) == (0, ["run-000000", "run-000001"])
-    assert "it is empty, and the program left it there" in result.stdout
-
-
 def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     tmp_path: Path, tools: Callable[[str, str], Path]
 ) -> None:
@@ -98,16 +89,14 @@ def test_batches_that_run_at_once_with_one_prune_root_number_their_runs_apart(
     assert [summary_in(tmp_path / root)["pruned"] for root in names] == [3, 2]
 
 
-def test_a_dry_run_names_the_folders_that_a_shared_prune_root_leaves(tmp_path: Path) -> None:
+def test_a_dry_run_numbers_runs_apart_from_those_in_a_shared_prune_root_and_a_refused_batch_takes_none(
+    tmp_path: Path,
+) -> None:
+    command = ("datagen", "--count", "1", "--program", "true", "--prune-output-root", "empty")
+    assert run(*command, "--device", "7").returncode == 2
+    assert f"{tmp_path}/out/run-000000" in run(*command, "--dry-run").stdout
     (tmp_path / "empty/run-000007").mkdir(parents=True)
-    command = ("datagen", "--count", "1", "--dry-run", "--prune-output-root", "empty")
-    assert f"--output-root {tmp_path}/out/run-100000 --seed 0" in run(*command).stdout
-
-
-def test_a_refused_batch_leaves_its_numbers_to_the_next(tmp_path: Path) -> None:
-    command = ("datagen", "--count", "1", "--program", "true", "--prune-output-root", "empty", "--dry-run")
-    assert run(*command[:-1], "--device", "7").returncode == 2
-    assert f"{tmp_path}/out/run-000000" in run(*command).stdout
+    assert f"--output-root {tmp_path}/out/run-100000 --seed 0" in run(*command, "--dry-run").stdout
 
 
 @unmeasured
@@ -140,19 +129,7 @@ def test_a_retried_run_gets_its_folder_again(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_started_has_no_folder(tmp_path: Path) -> None:
-    run(
-        "batch",
-        "--count",
-        "3",
-        *OPEN,
-        "--detach",
-        "--output-root",
-        "out",
-        "--",
-        "sh",
-        "-c",
-        "echo > {output}/f; exec sleep 3600",
-    )
+    batch(3, "--detach", "--output-root", "out", program="echo > {output}/f; exec sleep 3600")
     until((tmp_path / "out/run-000000/f").exists, "the first run")
     assert run("cancel", "1-3").returncode == 0
     run("wait", "4")

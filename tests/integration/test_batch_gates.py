@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import until
 from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are found where they are named
     CPU_HOG,
@@ -136,39 +135,6 @@ def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(ba
     assert second.at - first.at < 50.0
     batch.let_go()
     assert batch.finished().succeeded == 2
-
-
-def test_no_more_runs_work_at_once_than_requested(batch: Batch) -> None:
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(7, batch.gated(), concurrency=3, run_vram="100M")
-    batch.until_begun(3)
-    batch.until_held_by("concurrency")
-    batch.let_go()
-    summary = batch.finished()
-    assert (summary.succeeded, batch.most_at_once()) == (7, 3)
-    assert summary.waits_s["concurrency"] > 0
-
-
-def test_runs_avoid_a_gpu_that_is_too_busy(batch: Batch, hog: Hogs) -> None:
-    hog(GPU_HOG, "SIM-0", 90, 0).take()
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
-    assert batch.finished().succeeded == 4
-    assert {entry.device for entry in batch.entries()} == {"1"}
-
-
-def test_runs_without_gpus_still_wait_for_the_gpu_thresholds(batch: Batch, hog: Hogs) -> None:
-    busy = hog(GPU_HOG, "SIM-0", 90, 0)
-    busy.take()
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(1, gpus=0, max_gpu=80)
-    batch.until_held_by("gpu")
-    assert "% > 80%" in batch.standing()["held_by"]
-    other = run(*batch.command(1, gpus=0, max_gpu=80, device=1, output_root=f"{batch.root}-other"))
-    assert other.returncode == 0, other.stderr
-    assert len(batch.entries("begins")) == 1
-    busy.end()
-    assert batch.finished().succeeded == 1
 
 
 # Load from outside

@@ -37,15 +37,23 @@ def runs_of(queue: QueueUnderTest, first: int, **query: str) -> Any:
 # Progress
 
 
-def test_the_status_of_a_batch_counts_runs_and_names_the_gate_they_wait_for(queue: QueueUnderTest) -> None:
+def test_the_status_of_a_batch_names_its_runs_and_their_gate_also_after_a_restart(queue: QueueUnderTest) -> None:
     first = at_gate(queue, 5)
-    standing = status_of(queue, first)
-    assert (standing["id"], standing["first"], standing["last"], standing["count"]) == (first, first, first + 4, 5)
-    assert standing["counts"] == {"queued": 3, "running": 2}
-    assert [run["index"] for run in standing["running"]] == ["0", "1"]
-    assert not standing["done"]
-    assert standing["held_by"] == "limit reached: at most 2 runs of its batch at a time"
     until(lambda: status_of(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    before = status_of(queue, first)
+    assert (before["id"], before["first"], before["last"], before["count"]) == (first, first, first + 4, 5)
+    assert before["counts"] == {"queued": 3, "running": 2}
+    assert [run["index"] for run in before["running"]] == ["0", "1"]
+    assert not before["done"]
+    assert before["held_by"] == "limit reached: at most 2 runs of its batch at a time"
+    running, _, waiting, *_ = runs_of(queue, first)["runs"]
+    assert (running["is_live"], running["is_finished"], running["seconds"]) == (True, False, None)
+    assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
+    queue.restart()
+    until(lambda: status_of(queue, first)["gate"] == "concurrency", "the next daemon to take it up")
+    after = status_of(queue, first)
+    assert (after["counts"], after["token"]) == (before["counts"], before["token"])
+    assert [run["id"] for run in after["running"]] == [run["id"] for run in before["running"]]
 
 
 def test_a_closed_gate_is_reported_with_its_figure_and_other_jobs_continue(queue: QueueUnderTest) -> None:
@@ -69,17 +77,6 @@ def test_a_batch_that_was_cancelled_waits_for_no_gate(queue: QueueUnderTest) -> 
     queue.post("/unpause")
     until(lambda: status_of(queue, first)["done"], "the end of all")
     until(lambda: status_of(queue, first)["gate"] is None, "the gate to be forgotten")
-
-
-def test_the_progress_of_a_batch_survives_a_daemon_restart(queue: QueueUnderTest) -> None:
-    first = at_gate(queue, 4)
-    until(lambda: status_of(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
-    before = status_of(queue, first)
-    queue.restart()
-    until(lambda: status_of(queue, first)["gate"] == "concurrency", "the next daemon to take it up")
-    after = status_of(queue, first)
-    assert (after["counts"], after["token"]) == (before["counts"], before["token"])
-    assert [run["id"] for run in after["running"]] == [run["id"] for run in before["running"]]
 
 
 def test_a_batch_is_known_though_its_first_run_was_forgotten(queue: QueueUnderTest) -> None:
@@ -111,13 +108,6 @@ def test_each_run_is_listed_with_its_seed_outcome_and_log(queue: QueueUnderTest)
     assert not good["is_live"]
     assert 0.0 <= good["seconds"] <= took_s
     assert "seed 70" in Path(good["log"]).read_text()
-
-
-def test_a_run_that_has_not_started_has_neither_log_nor_times(queue: QueueUnderTest) -> None:
-    first = at_gate(queue, 3)
-    running, _, waiting = runs_of(queue, first)["runs"]
-    assert (running["is_live"], running["is_finished"], running["seconds"]) == (True, False, None)
-    assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
 
 
 def test_runs_are_listed_page_by_page(queue: QueueUnderTest) -> None:

@@ -70,47 +70,38 @@ def not_exported(script: Script) -> dict[NotExported, str]:
 # Slurm
 
 
-def test_an_array_becomes_an_array_with_the_same_indexes_and_limit() -> None:
+def test_an_array_keeps_its_indexes_and_limit_and_has_its_index_in_any_argument() -> None:
     script = slurm(*array(17, 4, at=3, at_most=2))
     (line,) = submissions(script)
     assert line.startswith("submit 17 --array=3-6%2 ")
     assert 'set -- part "$GPUYARD_ARRAY_INDEX"' in lines(script)
     assert 'export GPUYARD_ARRAY_INDEX="$SLURM_ARRAY_TASK_ID"' in lines(script)
-
-
-def test_the_index_may_be_anywhere_in_an_argument() -> None:
     template = ("run", "a b{index}", "{index}{index}", "", "{other}")
     jobs = [packed(n, "run", template=template, index=n, group=1) for n in (1, 2)]
     index = '"$GPUYARD_ARRAY_INDEX"'
     assert f"set -- run 'a b'{index} {index}{index} '' '{{other}}'" in lines(slurm(*jobs))
 
 
-def test_a_sweep_is_one_array_with_a_command_per_element() -> None:
+def test_a_sweep_is_one_array_but_for_jobs_with_other_needs() -> None:
     script = slurm(*sweep(17, 3))
     assert len(submissions(script)) == 1
     assert "--array=0-2 " in submissions(script)[0]
     assert [line for line in lines(script) if ";;" in line] == [f"{n}) set -- train 'lr {n}' ;;" for n in range(3)]
-
-
-def test_jobs_of_an_array_with_other_needs_are_submitted_separately() -> None:
     script = slurm(*sweep(17, 2), packed(19, "train", "big", group=17, ram_mb=9000.0))
     assert [line.split()[1] for line in submissions(script)] == ["17", "19"]
     assert "--mem=9000M" in submissions(script)[1]
 
 
-def test_no_index_exceeds_slurms_default_limit() -> None:
+def test_an_array_beyond_slurms_limit_is_split_and_its_own_limit_not_exported() -> None:
     many, high = slurm(*array(1, 2500)), slurm(*array(1, 3, at=999))
     assert [line.split()[2] for line in submissions(many)] == ["--array=0-999", "--array=0-999", "--array=0-499"]
     assert "0) export GPUYARD_ARRAY_INDEX=2000; set -- part 2000 ;;" in lines(many)
     assert "--array=0-2" in submissions(high)[0]
-
-
-def test_the_limit_of_a_split_array_is_not_exported() -> None:
     assert NotExported.AT_ONCE not in not_exported(slurm(*array(1, 10, at_most=2)))
     assert not_exported(slurm(*array(1, 1500, at_most=2)))[NotExported.AT_ONCE] == "all jobs"
 
 
-def test_dependencies_become_slurm_dependencies() -> None:
+def test_dependencies_on_exported_jobs_become_slurm_dependencies() -> None:
     script = slurm(
         packed(1),
         packed(2),
@@ -121,22 +112,16 @@ def test_dependencies_become_slurm_dependencies() -> None:
     assert '"--dependency=afterok:$job_1:$job_2,afterany:$job_3"' in submissions(script)[3]
     assert '"--dependency=afternotok:${job_3}_1"' in submissions(script)[4]
     assert all("--kill-on-invalid-dep=yes" in line for line in submissions(script)[3:])
-
-
-def test_a_met_dependency_is_exported_only_if_its_job_is_exported_too() -> None:
     waits = packed(2, after=after(1, is_met=True))
     assert "--dependency" not in slurm(waits).text
     assert "afterok:$job_1" in slurm(packed(1, state=JobState.SUCCEEDED), waits).text
 
 
-def test_a_job_with_a_dependency_outside_the_script_is_held() -> None:
+def test_a_held_job_and_one_with_a_dependency_outside_the_script_are_held() -> None:
     script = slurm(packed(1), packed(5, after=after(3)))
     assert [line.endswith("--hold <<'END'") for line in submissions(script)] == [False, True]
     assert any(line.startswith("# It waits for 3, ") for line in lines(script))
     assert not_exported(script)[NotExported.OUTSIDE] == "job 5"
-
-
-def test_a_held_job_is_held_in_slurm() -> None:
     assert "--hold" in submissions(slurm(packed(1, state=JobState.HELD)))[0]
 
 
@@ -164,13 +149,13 @@ def test_needs_are_requested_as_the_engine_does() -> None:
     assert not {NotExported.SHARE, NotExported.PRIORITY} & set(not_exported(script))
 
 
-def test_the_script_contains_nothing_of_the_engines_own_files() -> None:
+def test_the_script_has_the_input_and_folder_of_a_job_and_nothing_of_the_engine() -> None:
     text = slurm(packed(1)).text
     assert not any(word in text for word in ("--comment", "--output", "--chdir", "submission.json"))
-
-
-def test_an_estimated_duration_is_not_a_time_limit() -> None:
     assert "--time" not in slurm(packed(1, expected_s=60.0)).text
+    script = slurm(packed(1, stdin="/in put"), packed(2, folder="/out/0"))
+    assert "exec \"$@\" < '/in put'" in lines(script)
+    assert "mkdir -p -- /out/0 || exit" in lines(script)
 
 
 def test_options_of_an_engine_are_exported_for_that_engine_only() -> None:
@@ -190,12 +175,6 @@ def test_an_argument_equal_to_the_heredoc_delimiter_does_not_end_it() -> None:
     text = slurm(packed(1, "echo", "a\nEND\nb")).text
     assert "<<'END1'" in text
     assert text.endswith("\nEND1\n")
-
-
-def test_the_input_of_jobs_and_the_folders_of_runs_are_exported() -> None:
-    script = slurm(packed(1, stdin="/in put"), packed(2, folder="/out/0"))
-    assert "exec \"$@\" < '/in put'" in lines(script)
-    assert "mkdir -p -- /out/0 || exit" in lines(script)
 
 
 # Notes, in both
@@ -231,14 +210,11 @@ def test_whole_gpus_in_place_of_shares_are_reported() -> None:
 # Ray
 
 
-def test_each_job_is_submitted_separately() -> None:
+def test_ray_gets_each_job_by_itself_and_arrays_their_index() -> None:
     script = ray(*sweep(17, 2, need=SHARED, cpus=2, ram_mb=1.0), gpu_memory="24000M")
     asked = "--entrypoint-num-gpus=0.25 --entrypoint-num-cpus=2.0 --entrypoint-memory=1048576"
     assert submissions(script) == [f"submit {17 + n} {asked} -- sh 17.sh {n}" for n in range(2)]
     assert "1) set -- train 'lr 1' ;;" in lines(script)
-
-
-def test_an_array_for_ray_has_one_file_and_gets_its_index() -> None:
     script = ray(*array(17, 2, at=5, at_most=1, cpus=2))
     asked = "--entrypoint-num-cpus=2.0"
     assert submissions(script) == [f"submit 17 {asked} -- sh 17.sh 5", f"submit 18 {asked} -- sh 17.sh 6"]
@@ -246,14 +222,11 @@ def test_an_array_for_ray_has_one_file_and_gets_its_index() -> None:
     assert not_exported(script)[NotExported.AT_ONCE] == "all jobs"
 
 
-def test_the_script_waits_for_dependencies_after_submitting_independent_jobs() -> None:
+def test_the_script_waits_for_all_dependencies_after_submitting_independent_jobs() -> None:
     script = ray(packed(1), packed(2, after=after(1)), packed(3))
     assert [line.split()[1] for line in submissions(script)] == ["1", "3", "2"]
     assert "if ended ok 1; then" in lines(script)
     assert "ended()" not in ray(packed(1)).text
-
-
-def test_several_dependencies_must_all_be_met() -> None:
     waits = after(1, 2) + after(3, kind=DependencyKind.ANY)
     assert "if ended ok 1 2 && ended any 3; then" in lines(ray(*map(packed, (1, 2, 3)), packed(4, after=waits)))
 
@@ -269,18 +242,12 @@ def test_held_jobs_and_their_dependants_are_commented_out() -> None:
     assert (not_exported(script)[NotExported.HELD], not_exported(script)[NotExported.OUTSIDE]) == ("job 1", "job 3")
 
 
-def test_time_limits_and_retries_are_enforced_by_the_job_itself() -> None:
+def test_limits_retries_resources_and_the_address_are_those_of_the_job_and_the_configuration() -> None:
     script = ray(packed(1, limit_s=90.0, grace_s=5.0, retries=2), packed(2, limit_s=60.0))
     assert '    timeout -k 5 90 "$@" && exit' in lines(script)
     assert "tries=3" in lines(script)
     assert 'exec timeout -k 10 60 "$@"' in lines(script)
-
-
-def test_the_address_of_the_configuration_is_only_a_default() -> None:
     assert "|| RAY_API_SERVER_ADDRESS=http://head:8265" in ray(packed(1), address="head:8265").text
     assert "|| RAY_API_SERVER_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}" in ray(packed(1)).text
-
-
-def test_custom_resources_are_passed_as_json() -> None:
     job = packed(1, need=Need(model="H100"), options=('--entrypoint-resources={"a b": 1}',), engine="ray")
     assert """'--entrypoint-resources={"accelerator_type:H100": 0.001, "a b": 1}'""" in submissions(ray(job))[0]

@@ -86,25 +86,19 @@ def test_labels_with_the_same_scene_and_actor_are_one_unit_in_order_of_appearanc
     assert [[label.name for label in unit.labels] for unit in units] == [["1", "3", "4"], ["2", "5"], ["6"]]
 
 
-def test_a_label_may_have_an_actor_and_no_scene() -> None:
+def test_an_entry_has_labels_or_is_one_and_its_other_keys_go_to_the_renderer() -> None:
     assert units_of({"actor": "/walks/*.ply", "label": "1"})[0].actor == "/walks/*.ply"
-
-
-def test_an_entry_without_labels_is_a_label_and_an_empty_list_gives_none() -> None:
     assert values_of({"scene": "a.ply", "name": "shot", "camera": 3}) == [{"name": "shot", "camera": 3}]
     assert units_of({"scene": "a.ply", "labels": []}) == []
-
-
-# Values for the renderer
-
-
-def test_the_renderer_gets_other_keys_of_an_entry_with_the_labels_taking_precedence() -> None:
     entry = {"scene": "a.ply", "fov": 60, "size": [4, 3], "labels": [{"id": "n", "fov": 90}, "s", 7]}
     assert values_of(entry) == [
         {"fov": 90, "size": [4, 3], "id": "n"},
         {"fov": 60, "size": [4, 3], "label": "s"},
         {"fov": 60, "size": [4, 3], "label": 7},
     ]
+
+
+# Values for the renderer
 
 
 # Names of labels
@@ -115,13 +109,10 @@ def test_a_label_is_named_by_its_name_its_id_or_its_value() -> None:
     assert names_of({"scene": "a.ply", "labels": labels}) == ["a", "c", "17", "d", "e"]
     assert names_of({"scene": "a.ply", "name": "f", "label": {"camera": 3}}) == ["f"]
     assert names_of({"scene": "a.ply", "id": 9, "label": "g"}) == ["9"]
-
-
-def test_several_labels_of_an_entry_do_not_all_get_the_name_of_the_entry() -> None:
     assert names_of({"scene": "a.ply", "name": "shot", "labels": ["x", "y"]}) == ["x", "y"]
 
 
-def test_numbers_and_nameless_labels_are_named_after_their_scene_and_actor() -> None:
+def test_nameless_labels_are_named_after_their_scene_and_actor_and_nothing_else() -> None:
     entries = [
         {"scene": f"{folder}/room.ply", "actor": "walk/*.ply", "labels": [0, 1.5, {"camera": 3}]} for folder in "ab"
     ]
@@ -129,9 +120,6 @@ def test_numbers_and_nameless_labels_are_named_after_their_scene_and_actor() -> 
     assert len(set(names)) == 6
     assert all(name.startswith("room-walk-") for name in names)
     assert [name.rpartition("-")[2] for name in names[:3]] == ["0", "1.5", "label3"]
-
-
-def test_generated_names_do_not_depend_on_other_entries_or_the_folder() -> None:
     entry = {"scene": "a.ply", "actor": "walk", "labels": [{"camera": 1}, {"camera": 2}]}
     before = names_of(entry)
     assert names_of({"scene": "b.ply", "label": 1}, entry)[1:] == before
@@ -200,13 +188,10 @@ def test_keys_unlike_ours_or_beside_ours_or_that_are_no_paths_are_passed_to_the_
     ]
 
 
-def test_a_bad_label_is_left_out_and_the_others_are_kept() -> None:
+def test_a_bad_or_duplicate_label_is_left_out_and_the_others_are_kept() -> None:
     units, bad = parse(lines({"scene": "a.ply", "labels": ["x", None, True, "y"]}), FOLDER)
     assert [label.name for label in units[0].labels] == ["x", "y"]
     assert [each.place for each in bad] == ["line 1, label 2", "line 1, label 3"]
-
-
-def test_a_duplicate_name_is_reported_with_both_places() -> None:
     entries = ({"scene": "a.ply", "labels": ["x", "x"]}, {"scene": "b.ply", "name": "x"})
     assert bad_of(*entries) == [
         ("line 1, label 2", "its name 'x' is taken by line 1"),
@@ -332,11 +317,8 @@ def test_different_names_give_different_folders(one: str, other: str) -> None:
     assert (folder_name(one) == folder_name(other)) == (one == other)
 
 
-def test_plain_names_are_not_changed() -> None:
+def test_plain_names_are_not_changed_and_pairs_are_named_after_their_files() -> None:
     assert [folder_name(name) for name in ("a", "0017", "shot-3_b.v2", "-x")] == ["a", "0017", "shot-3_b.v2", "-x"]
-
-
-def test_a_pair_is_named_after_its_files_and_their_folders_make_it_unique() -> None:
     assert name_of_pair("rooms/a.ply", "walks/run/*.ply").startswith("a-run-")
     assert name_of_pair("rooms/a.ply", "walks/run/").startswith("a-run-")
     assert name_of_pair(None, "*.ply").startswith("*-")

@@ -76,7 +76,9 @@ def test_every_label_is_rendered_once_with_its_own_value(asset_files: AssetFiles
     assert (played.skipped, played.status.state) == ({}, "finished")
 
 
-def test_work_may_need_a_scene_alone_an_actor_alone_or_nothing(asset_files: AssetFiles, tmp_path: Path) -> None:
+def test_work_may_need_a_scene_an_actor_both_or_nothing(tmp_path: Path, asset_files: AssetFiles) -> None:
+    played = play([], tmp_path / "out", vram=ROOM, ram=ROOM)
+    assert (played.status.labels, played.status.state) == (0, "finished")
     units = [
         asset_files.unit(0, None),
         asset_files.unit(None, 0),
@@ -86,11 +88,6 @@ def test_work_may_need_a_scene_alone_an_actor_alone_or_nothing(asset_files: Asse
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
     check_every_label(units, played, asset_files)
     assert not played.skipped
-
-
-def test_a_run_without_units_succeeds(tmp_path: Path) -> None:
-    played = play([], tmp_path / "out", vram=ROOM, ram=ROOM)
-    assert (played.status.labels, played.status.state) == (0, "finished")
 
 
 def test_one_file_may_be_a_scene_and_an_actor(asset_files: AssetFiles, tmp_path: Path) -> None:
@@ -111,17 +108,6 @@ def test_streamed_and_resident_actors_give_the_same_output(asset_files: AssetFil
     assert len(resident.outputs) == 2
     assert [each.status.counts.streams > 0 for each in (resident, from_ram, from_disk)] == [False, True, True]
     assert from_ram.status.moved.read_from_disk < from_disk.status.moved.read_from_disk
-
-
-def test_the_given_order_is_kept_if_requested(asset_files: AssetFiles, tmp_path: Path) -> None:
-    units = asset_files.products(seed=5)
-    rendered: list[str] = []
-
-    def render(*args: Any) -> None:
-        rendered.append(args[2]["name"])
-
-    play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render, workers=1, order="manifest")
-    assert rendered == [label.name for unit in units for label in unit.labels]
 
 
 def test_two_labels_are_rendered_at_once_by_default(asset_files: AssetFiles, tmp_path: Path) -> None:

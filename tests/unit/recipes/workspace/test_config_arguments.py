@@ -55,18 +55,12 @@ def arguments(folder: Path, parser: str) -> list[tuple[str, ...]]:
     return arguments_of(loaded.settings, paths, folder, loaded.path, {**os.environ, "WHO": "me"})
 
 
-def test_without_a_parser_a_script_gets_the_path_of_its_config(folder: Path) -> None:
+def test_a_parser_gets_the_config_and_its_path_and_runs_in_work_dir_as_tasks_do(folder: Path) -> None:
     assert arguments(folder, "") == [("--config_path", f"{folder}/configs/{name}.yml") for name in "ab"]
-
-
-def test_a_parser_gets_the_parsed_config_and_its_path_and_returns_the_arguments(folder: Path) -> None:
     assert arguments(folder, "parser: mine:to_options") == [
         ("--lr=1e-3", "--layers=[1, 2]", "--name=False", "--from", f"{folder}/configs/a.yml"),
         ("--from", f"{folder}/configs/b.yml"),
     ]
-
-
-def test_a_parser_runs_in_work_dir_with_the_environment_of_tasks(folder: Path) -> None:
     assert arguments(folder, "parser: mine:environment") == [("me", str(folder.parent / "code"))] * 2
 
 

@@ -238,9 +238,6 @@ def test_a_rerun_has_no_marker_and_a_refused_rerun_keeps_it(tmp_path: Path) -> N
     with without_marker(marker):
         assert not marker.exists()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_marker_set_aside_by_a_killed_process_is_not_restored(tmp_path: Path) -> None:
     marker = tmp_path / "a_completed.txt"
     (tmp_path / ".a_completed.txt.before").write_text("long ago\n")
     with pytest.raises(ValueError, match="refused"):
@@ -279,11 +276,13 @@ HOSTILE = [
 ]
 
 
-def test_a_plain_name_is_not_changed() -> None:
+def test_plain_names_are_not_changed_and_mapped_ones_stay_different() -> None:
     assert session_name("TASK", "exp1") == "TASK_exp1_{gpu}"
     assert tmux_name("TASK_scheduler") == "TASK_scheduler"
     assert session_name("실험", "größe-2") == "실험_größe-2_{gpu}"
     assert slug("v1.2_a-b") == "v1.2_a-b"
+    assert len({tmux_name(name) for name in ("a b", "a:b", "a.b", "a_b")}) == 4
+    assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -306,12 +305,9 @@ def test_any_name_becomes_usable(name: str) -> None:
     assert part[0] not in "-."
 
 
-def test_names_that_differ_only_in_mapped_characters_stay_different() -> None:
-    assert len({tmux_name(name) for name in ("a b", "a:b", "a.b", "a_b")}) == 4
-    assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
-
-
-def test_a_folder_has_the_same_tag_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_has_one_tag_by_any_path_and_no_other_folder_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "my exp"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
@@ -320,9 +316,6 @@ def test_a_folder_has_the_same_tag_by_any_path(tmp_path: Path, monkeypatch: pyte
     assert workspace_tag(tmp_path / "link") == tag
     monkeypatch.chdir(folder)
     assert workspace_tag(Path()) == tag
-
-
-def test_folders_with_the_same_name_have_different_tags(tmp_path: Path) -> None:
     assert workspace_tag(tmp_path / "a" / "ws") != workspace_tag(tmp_path / "b" / "ws")
 
 

@@ -42,8 +42,13 @@ def names(folder: Path, text: str | None) -> list[str]:
     return [path.name for path in choose_configs(load(folder).settings, folder, [] if text is None else [text])]
 
 
-def test_by_default_all_matching_files_are_selected(folder: Path) -> None:
+def test_configs_are_all_that_match_or_those_named_in_the_given_order(folder: Path) -> None:
     assert names(folder, None) == names(folder, " ") == ["a,b.yml", "heavy.yml", "light.yml"]
+    assert names(folder, "light.yml, heavy") == ["light.yml", "heavy.yml"]
+    assert names(folder, "configs/light.yml") == ["light.yml"]
+    assert names(folder, "a,b.yml") == ["a,b.yml"], "a comma may be part of a name"
+    chosen = choose_configs(load(folder).settings, folder, ["light.yml", "a,b.yml", "heavy,"])
+    assert [path.name for path in chosen] == ["light.yml", "a,b.yml", "heavy.yml"]
 
 
 def test_configs_are_in_natural_order(folder: Path) -> None:
@@ -52,12 +57,6 @@ def test_configs_are_in_natural_order(folder: Path) -> None:
     for name in reversed(ordered):
         (folder / "configs" / name).write_text("")
     assert [name for name in names(folder, None) if name[0] in "7b"] == ordered
-
-
-def test_named_configs_are_selected_in_the_given_order(folder: Path) -> None:
-    assert names(folder, "light.yml, heavy") == ["light.yml", "heavy.yml"]
-    assert names(folder, "configs/light.yml") == ["light.yml"]
-    assert names(folder, "a,b.yml") == ["a,b.yml"], "a comma may be part of a name"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,9 @@ def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
         choose_configs(loaded_settings(folder, "config_dir: nowhere").settings, folder, [])
 
 
-def test_gpus_are_given_per_config_or_once_for_all(folder: Path) -> None:
+def test_gpus_are_given_per_config_once_for_all_or_by_their_number(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = load(folder).settings
     assert choose_devices(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
     assert choose_devices(settings, 3, "1") == (["1", "1", "1"], [])
@@ -91,6 +92,16 @@ def test_gpus_are_given_per_config_or_once_for_all(folder: Path) -> None:
     for text in ("1,0", "1,,0", ","):
         with pytest.raises(UserError, match="GPUs"):
             choose_devices(settings, 3, text)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
+    assert choose_devices(loaded_settings(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
+    devices, notes = choose_devices(loaded_settings(folder, "gpu_count: 8").settings, 1, None)
+    assert devices == ["SIM-0,SIM-1,SIM-2"]
+    assert "this machine has 3" in notes[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert choose_devices(loaded_settings(folder, "gpu_count: 1").settings, 1, None) in (
+        (["SIM-1"], []),
+        (["SIM-2"], []),
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,24 +122,6 @@ def test_configs_may_be_separate_words_before_the_gpus(folder: Path, words: list
     (folder / "configs/7.yml").write_text("")
     settings = load(folder).settings
     assert split_lists(settings, words) == (configs, words[len(configs) :])
-
-
-def test_configs_in_several_lists_are_selected(folder: Path) -> None:
-    chosen = choose_configs(load(folder).settings, folder, ["light.yml", "a,b.yml", "heavy,"])
-    assert [path.name for path in chosen] == ["light.yml", "a,b.yml", "heavy.yml"]
-
-
-def test_gpu_count_uses_the_first_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
-    assert choose_devices(loaded_settings(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
-    devices, notes = choose_devices(loaded_settings(folder, "gpu_count: 8").settings, 1, None)
-    assert devices == ["SIM-0,SIM-1,SIM-2"]
-    assert "this machine has 3" in notes[0]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
-    assert choose_devices(loaded_settings(folder, "gpu_count: 1").settings, 1, None) in (
-        (["SIM-1"], []),
-        (["SIM-2"], []),
-    )
 
 
 # Commands

@@ -105,7 +105,7 @@ def test_the_configuration_of_a_shell_scheduler_is_understood(tmp_path: Path) ->
     assert settings.work_dir == str(tmp_path)
 
 
-def test_the_new_keys_accept_usual_spellings(tmp_path: Path) -> None:
+def test_usual_spellings_of_values_are_understood(tmp_path: Path) -> None:
     text = (
         "vram: 8G\ntimeout: 4h\npriority: -5\nengine: Slurm\nsessions: none\ngpu_count: all\n"
         "notify: mail -s 'all done' me\nconda_env: torch\n"
@@ -115,13 +115,7 @@ def test_the_new_keys_accept_usual_spellings(tmp_path: Path) -> None:
     assert (settings.engine, settings.sessions, settings.gpu_count) == ("slurm", "none", None)
     assert settings.notify == ("mail", "-s", "all done", "me")
     assert settings.conda_env == "torch"
-
-
-def test_a_command_can_be_a_list_of_arguments(tmp_path: Path) -> None:
     assert loaded(tmp_path, "notify: [sh, -c, 'echo $HOME | cat']").settings.notify == ("sh", "-c", "echo $HOME | cat")
-
-
-def test_variables_keep_their_text_as_written(tmp_path: Path) -> None:
     text = "env:\n  LR: 1e-3\n  DEBUG: yes\n  CODE: 007\n  QUOTED: '$(x)'\n  EMPTY:\n"
     assert loaded(tmp_path, text).settings.env == {
         "LR": "1e-3",
@@ -130,14 +124,8 @@ def test_variables_keep_their_text_as_written(tmp_path: Path) -> None:
         "QUOTED": "$(x)",
         "EMPTY": "",
     }
-
-
-def test_a_yaml_alias_is_resolved(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "task_name: &name night\nworker_prefix: *name\n").settings
     assert settings.worker_prefix == "night"
-
-
-def test_a_number_may_be_in_quotes_and_a_name_may_be_a_number(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "max_jobs_per_gpu: '4'\ntask_name: 007\nvram: 512\n").settings
     assert (settings.max_jobs_per_gpu, settings.task_name, settings.vram) == (4, "007", 512.0)
 
@@ -263,10 +251,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_key(tmp_path: Path, wrong: s
     assert error.hint == f"did you mean `{suggested}`?"
 
 
-def test_an_unknown_key_without_a_near_match_is_refused_with_all_keys(tmp_path: Path) -> None:
+def test_a_key_that_is_unknown_repeated_or_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
     hint = complaint(tmp_path, "zzz: 2\n").hint
     assert hint is not None
     assert "task_name, work_dir" in hint
+    assert message_of(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
+    assert message_of(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
+    assert message_of(tmp_path, "? [a]\n: 1\n") == "1: a list cannot be a key"
 
 
 @pytest.mark.parametrize(
@@ -317,14 +308,6 @@ def test_a_pattern_must_match_file_names(tmp_path: Path, text: str) -> None:
     assert "`config_pattern` takes a pattern of file names" in message_of(tmp_path, f"config_pattern: {text}\n")
 
 
-def test_a_mistake_in_a_block_is_reported_with_its_own_line(tmp_path: Path) -> None:
-    assert message_of(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
-
-
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
-    assert message_of(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
-
-
 def test_all_mistakes_are_reported_together_in_order_of_lines(tmp_path: Path) -> None:
     lines = complaint(tmp_path, "max_retries: x\ntask_nam: a\nvram: y\n").message.splitlines()
     path = tmp_path / CONFIG_FILE
@@ -340,10 +323,6 @@ def test_a_document_without_keys_and_values_is_refused(tmp_path: Path, text: str
     assert "expected keys with values" in message_of(tmp_path, text)
 
 
-def test_a_list_cannot_be_a_key(tmp_path: Path) -> None:
-    assert message_of(tmp_path, "? [a]\n: 1\n") == "1: a list cannot be a key"
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [("task_name: a\nenv: {A: 1\n", 3), ("a: b: c\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'b\n\n\n", 4)],
@@ -352,13 +331,10 @@ def test_invalid_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: 
     assert message_of(tmp_path, text).startswith(f"{line}: not YAML: ")
 
 
-def test_a_tab_is_named_in_the_message(tmp_path: Path) -> None:
+def test_tabs_and_invalid_utf8_are_refused_with_their_line(tmp_path: Path) -> None:
     error = complaint(tmp_path, "task_name: a\nenv:\n\tA: 1\n")
     assert f"{CONFIG_FILE}:3: " in error.message
     assert "indent with spaces, not with tabs" in str(error.hint)
-
-
-def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
     assert message_of(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: not UTF-8 text"
 
 
@@ -401,16 +377,11 @@ def options(folder: Path, content: str | bytes) -> TaskOptions:
 def test_a_task_can_have_its_own_options(tmp_path: Path) -> None:
     text = "lr: 1e-3\nscheduler:\n  vram: 12G\n  priority: 5\n  gpus: 0\n  timeout: 90m\n  env: {SEED: 1}\n"
     assert options(tmp_path, text) == TaskOptions(vram=12288.0, priority=5, gpus=0, timeout=5400.0, env={"SEED": "1"})
-
-
-def test_gpu_count_0_is_work_without_a_gpu(tmp_path: Path) -> None:
     assert options(tmp_path, "scheduler: {gpu_count: 0}\n") == TaskOptions(gpus=0, gpu_count=0)
     with pytest.raises(UserError, match=r"exp1.yml:1: `gpu_count: 0` and `gpus` exclude each other"):
         options(tmp_path, "scheduler: {gpus: 1, gpu_count: 0}\n")
-
-
-def test_an_option_without_a_value_counts_as_not_given(tmp_path: Path) -> None:
     assert options(tmp_path, "scheduler:\n  vram:\n  gpus: 2\n") == TaskOptions(gpus=2)
+    assert options(tmp_path, "scheduler: {gpus: 3}\n---\nscheduler: {gpus: 4}\n") == TaskOptions(gpus=3)
 
 
 @pytest.mark.parametrize(
@@ -463,10 +434,6 @@ def test_yaml_tags_of_the_program_are_ignored_and_not_executed(tmp_path: Path) -
     )
     assert options(tmp_path, text) == TaskOptions(gpus=1)
     assert not trace.exists()
-
-
-def test_the_first_of_several_documents_counts(tmp_path: Path) -> None:
-    assert options(tmp_path, "scheduler: {gpus: 3}\n---\nscheduler: {gpus: 4}\n") == TaskOptions(gpus=3)
 
 
 @pytest.mark.parametrize(

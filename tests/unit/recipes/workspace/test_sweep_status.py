@@ -82,20 +82,14 @@ def test_the_marker_takes_precedence_over_the_job(
     assert states(status_of(workspace, task("a", state))) == {"a": marked, "b": "not started"}
 
 
-def test_a_marker_without_a_job_means_completed(workspace: LoadedSettings) -> None:
-    mark(workspace, "b")
-    assert states(status_of(workspace)) == {"a": "not started", "b": "completed"}
-
-
-def test_a_waiting_task_of_a_stopped_workspace_is_stopped(workspace: LoadedSettings) -> None:
+def test_tasks_are_counted_with_their_workspace_their_config_and_their_marker(workspace: LoadedSettings) -> None:
     status = status_of(workspace, task("a", "queued"), task("b", "running"), stopped=True)
     assert states(status) == {"a": "stopped", "b": "running"}
     assert [status.counts[kind] for kind in ("running", "waiting", "not_started")] == [1, 0, 1]
-
-
-def test_a_task_without_a_config_is_shown_if_it_runs_or_failed(workspace: LoadedSettings) -> None:
     status = status_of(workspace, task("old", "running"), task("older", "failed"), task("oldest", "succeeded"))
     assert states(status) == {"a": "not started", "b": "not started", "old": "running", "older": "failed"}
+    mark(workspace, "b")
+    assert states(status_of(workspace)) == {"a": "not started", "b": "completed"}
 
 
 def test_a_task_without_a_writable_marker_is_completed_with_a_note(workspace: LoadedSettings) -> None:
@@ -171,17 +165,11 @@ def row(state: str, likely_s: float | None, seconds: float | None = None) -> Con
     return ConfigStatus(config="x", state=state, likely_s=likely_s, seconds=seconds)
 
 
-def test_the_remaining_work_is_divided_by_the_running_tasks() -> None:
+def test_the_time_left_is_that_of_the_running_tasks_and_unknown_if_any_duration_is() -> None:
     rows = [row("running", 100.0, 90.0), row("running", 100.0, 40.0), *[row("waiting", 100.0)] * 3]
     assert estimate_left_s(rows) == 210.0
-
-
-def test_the_time_left_is_unknown_if_any_duration_is() -> None:
     assert estimate_left_s([row("running", None, 5.0)]) is None
     assert estimate_left_s([row("running", 10.0, 5.0), row("waiting", None)]) is None
     assert estimate_left_s([row("waiting", 10.0)]) is None, "it is unknown how many will run at once"
     assert estimate_left_s([row("completed", None), row("failed", None)]) == 0.0
-
-
-def test_an_overdue_task_is_not_expected_to_end_at_once() -> None:
     assert estimate_left_s([row("running", 100.0, 200.0)]) == pytest.approx(20.0)

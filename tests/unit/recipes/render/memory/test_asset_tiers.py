@@ -104,16 +104,6 @@ def test_a_worker_that_finds_all_slots_in_use_gets_the_next_free_slot(
             tiers.give_back(loan)
 
 
-def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(asset_files: AssetFiles) -> None:
-    units = [asset_files.unit(number, None) for number in (0, 1, 2, 3, 0)]
-    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
-        for number in (0, 1, 2, 3, 0):
-            loan = take_scene(tiers)
-            assert content(tiers, loan) == asset_files.right(Unit(scene=asset_files.scenes[number], labels=()))
-            tiers.give_back(loan)
-        assert tiers.counts.moved.read_from_disk == sum(map(asset_files.nbytes, asset_files.scenes))
-
-
 def test_a_waiting_worker_gets_nothing_when_the_run_is_stopped(
     asset_files: AssetFiles, in_thread: Callable[..., "Future[Loan]"]
 ) -> None:

@@ -69,15 +69,12 @@ def test_another_error_of_pytorch_is_passed_on(memory: CudaMemory, torch: Any, m
         memory.allocate(MB)
 
 
-def test_closing_removes_the_memory_limit_and_the_cache(torch: Any) -> None:
+def test_closing_gives_all_memory_back_and_each_instance_counts_its_own_peak(torch: Any) -> None:
     memory = CudaMemory(0, BUDGET)
     memory.free(memory.allocate(100 * MB))
     memory.close()
     assert torch.cuda.mem_get_info(0)[0] == torch.cuda.TOTAL
     torch.empty(500 * MB, dtype=torch.uint8, device=torch.device("cuda", 0))
-
-
-def test_a_second_instance_counts_its_own_peak(torch: Any) -> None:
     for size in (100 * MB, 10 * MB):
         with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
             memory.free(memory.allocate(size))
@@ -112,16 +109,19 @@ def test_arrays_of_one_type_are_made_from_one_tensor(
     assert len({array.array.__array_interface__["data"][0] for array in arrays}) == 4
 
 
-def test_a_freed_buffer_has_no_arrays_and_keeps_no_memory(memory: CudaMemory) -> None:
+def test_an_array_needs_a_buffer_and_starts_at_a_multiple_of_its_item_size(memory: CudaMemory) -> None:
     buffer = memory.allocate(MB)
     memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
     memory.free(buffer)
     assert memory.used() == 0
     with pytest.raises(TypeError):
         memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
+    buffer = memory.allocate(64)
+    with pytest.raises(ValueError, match="an array of f4 cannot start at byte 6"):
+        memory.view(buffer, dtype="f4", shape=(2,), offset=6, strides=(1,))
 
 
-def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: Any) -> None:
+def test_copies_use_pinned_memory_in_both_directions_and_skip_empty_parts(memory: CudaMemory, torch: Any) -> None:
     pages = [memory.page(1 << 16) for _ in range(3)]
     views = [pages[0][5:], pages[1], pages[2][:77]]
     buffer = memory.allocate(sum(view.nbytes for view in views))
@@ -130,6 +130,11 @@ def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: 
     assert torch.cuda.unpinned_copies == 0
     memory.upload([memoryview(bytearray(10))], buffer)
     assert torch.cuda.unpinned_copies == 1, "the stand-in detects unpinned memory"
+    page, buffer = memory.page(4096), memory.allocate(4)
+    page[:4] = b"kept"
+    memory.upload([page[:0]], buffer)
+    memory.upload([page[:0], page[:2], page[8:8], page[2:4]], buffer)
+    assert bytes(as_bytes(memory, buffer, 4).tolist()) == b"kept"
 
 
 def test_an_asset_is_copied_with_one_call_each_way(
@@ -154,14 +159,6 @@ def test_an_asset_is_copied_with_one_call_each_way(
     memory.download(buffer, pages)
     assert calls == [40, 40]
     assert [set(page) for page in pages] == [{number} for number in range(40)]
-
-
-def test_empty_parts_are_not_copied(memory: CudaMemory) -> None:
-    page, buffer = memory.page(4096), memory.allocate(4)
-    page[:4] = b"kept"
-    memory.upload([page[:0]], buffer)
-    memory.upload([page[:0], page[:2], page[8:8], page[2:4]], buffer)
-    assert bytes(as_bytes(memory, buffer, 4).tolist()) == b"kept"
 
 
 def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
@@ -217,12 +214,6 @@ def test_an_upload_runs_after_pytorch_has_filled_new_memory(
     torch.cuda.synchronize()
     memory.download(buffer, [page[8:12]])
     assert bytes(page[8:12]) == b"here"
-
-
-def test_an_array_must_start_at_a_multiple_of_its_item_size(memory: CudaMemory) -> None:
-    buffer = memory.allocate(64)
-    with pytest.raises(ValueError, match="an array of f4 cannot start at byte 6"):
-        memory.view(buffer, dtype="f4", shape=(2,), offset=6, strides=(1,))
 
 
 @pytest.mark.parametrize("dtype", ["u2", "S8", "m8"])

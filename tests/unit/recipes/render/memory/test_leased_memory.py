@@ -130,13 +130,13 @@ def test_on_simulated_gpus_the_budget_is_leased_and_the_memory_is_the_hosts(torc
 
 
 @pytest.mark.usefixtures("simulated")
-def test_a_budget_above_every_gpu_is_refused_at_once() -> None:
+def test_simulated_gpus_have_no_cuda_and_those_too_small_or_hidden_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UserError, match=r"no GPU has 44 GB"), open_device(44 * 1024 * MB):
         pass
-
-
-@pytest.mark.usefixtures("simulated")
-def test_gpus_hidden_from_this_process_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="simulated GPUs have no CUDA"), open_device(BUDGET, "cuda"):
+        pass
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with open_device(BUDGET):
         assert [share.device_id for lease in leases() for share in lease.shares] == ["SIM-1"]
@@ -154,17 +154,15 @@ def test_inside_a_lease_that_covers_the_budget_no_other_is_taken(monkeypatch: py
             assert leases() == (around,)
 
 
-@pytest.mark.usefixtures("simulated")
-def test_simulated_gpus_have_no_cuda() -> None:
-    with pytest.raises(UserError, match="simulated GPUs have no CUDA"), open_device(BUDGET, "cuda"):
-        pass
-
-
-def test_the_error_for_cuda_without_pytorch_names_the_package() -> None:
+def test_the_error_without_pytorch_or_numpy_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentFault, match="PyTorch is not installed") as caught, open_device(BUDGET, "cuda"):
         pass
     line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
     assert caught.value.hint == f"{line}; or use the device 'auto': {IN_RAM}"
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(EnvironmentFault, match="numpy is not installed") as caught, open_device(BUDGET):
+        pass
+    assert caught.value.hint == f"install it with: {find_installation().with_extra('render')}"
 
 
 def test_a_fallback_to_host_memory_is_explained(torch: Any, monkeypatch: Any) -> None:
@@ -195,13 +193,6 @@ def test_a_pytorch_that_cannot_be_loaded_counts_as_missing(monkeypatch: pytest.M
         assert memory.name == "host"
     with pytest.raises(EnvironmentFault, match=r"libcudart\.so\.13"), open_device(BUDGET, "cuda"):
         pass
-
-
-def test_the_error_without_numpy_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(EnvironmentFault, match="numpy is not installed") as caught, open_device(BUDGET):
-        pass
-    assert caught.value.hint == f"install it with: {find_installation().with_extra('render')}"
 
 
 @pytest.mark.parametrize(("nbytes", "kind", "message"), [

@@ -319,16 +319,13 @@ def apart() -> Arrays:
     return Arrays(memory, memory.allocate(layout.nbytes), layout, "apart.npz")
 
 
-def test_arrays_are_a_mapping_by_name() -> None:
+def test_arrays_are_a_mapping_and_adjacent_columns_are_one_view() -> None:
     arrays = in_rows()
     assert (list(arrays), len(arrays), "x" in arrays, "w" in arrays) == (["x", "y", "z"], 3, True, False)
     assert arrays["y"].tolist() == [1, 4, 7, 10, 13]
     with pytest.raises(KeyError, match="w"):
         arrays["w"]
     assert repr(arrays) == "<Arrays of points.ply: x, y, z>"
-
-
-def test_adjacent_columns_are_one_view() -> None:
     arrays = in_rows()
     columns = arrays.columns("x", "y", "z")
     assert columns.shape == (ROWS, 3)
@@ -336,9 +333,6 @@ def test_adjacent_columns_are_one_view() -> None:
     assert np.shares_memory(columns, arrays["y"])
     assert arrays.columns("y", "z").tolist() == [[1, 2], [4, 5], [7, 8], [10, 11], [13, 14]]
     assert arrays.columns("z").tolist() == [[2], [5], [8], [11], [14]]
-
-
-def test_columns_are_new_arrays_on_every_call() -> None:
     """A renderer may change the shape or the flags of an array that it was given."""
     arrays = in_rows()
     first = arrays.columns("x", "y", "z")
@@ -346,6 +340,8 @@ def test_columns_are_new_arrays_on_every_call() -> None:
     second = arrays.columns("x", "y", "z")
     assert second.shape == (ROWS, 3)
     assert np.shares_memory(first, second)
+    with pytest.raises(KeyError, match="nx"):
+        in_rows().columns("x", "nx")
 
 
 @pytest.mark.parametrize("names", [("y", "x"), ("x", "z"), ("x", "x")])
@@ -358,8 +354,3 @@ def test_columns_that_are_not_adjacent_are_refused_with_the_file(names: tuple[st
 def test_separate_arrays_have_no_columns(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="are not adjacent"):
         apart().columns(*names)
-
-
-def test_a_missing_column_is_named() -> None:
-    with pytest.raises(KeyError, match="nx"):
-        in_rows().columns("x", "nx")

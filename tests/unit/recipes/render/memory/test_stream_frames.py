@@ -61,12 +61,7 @@ def frames(request: pytest.FixtureRequest, asset_files: AssetFiles) -> Iterator[
         yield frames
 
 
-def test_all_frames_come_in_order_with_the_right_content(frames: Frames) -> None:
-    assert len(frames) == len(FRAMES)
-    assert [checksum([frame]) for frame in frames] == [checksum([right(number)]) for number in range(len(FRAMES))]
-
-
-def test_frames_support_negative_indexes_and_slices(frames: Frames) -> None:
+def test_streamed_frames_have_the_interface_of_frames_in_vram(frames: Frames) -> None:
     numbers = tuple(range(len(FRAMES)))
     assert checksum([frames[-1]]) == checksum([right(6)])
     for cut in (slice(1, 3), slice(None, None, -2), slice(-2, None), slice(3, 1), slice(0, 99)):
@@ -74,9 +69,6 @@ def test_frames_support_negative_indexes_and_slices(frames: Frames) -> None:
     for outside in (7, -8):
         with pytest.raises(IndexError):
             frames[outside]
-
-
-def test_a_frame_is_a_mapping_with_columns(frames: Frames) -> None:
     frame = frames[1]
     assert sorted(frame) == ["blue", "green", "red", "x", "y", "z"]
     assert (len(frame), "x" in frame, "w" in frame) == (6, True, False)
@@ -85,14 +77,15 @@ def test_a_frame_is_a_mapping_with_columns(frames: Frames) -> None:
     with pytest.raises(KeyError):
         frame["w"]
     assert frame.path.endswith("actor0")
-
-
-def test_copies_of_earlier_frames_stay_unchanged(frames: Frames) -> None:
     kept = [(number, frames[number]["x"], frames[number].columns("y", "z")) for number in (0, 1, 2, 3, 4, 0)]
     for number, x, yz in kept:
         table = right(number)
         assert np.array_equal(x, table["x"])
         assert np.array_equal(yz, np.stack([table["y"], table["z"]], axis=1))
+    first, last = frames[0], frames[4]
+    for name in ("x", "red", "z", "blue"):
+        assert np.array_equal(first[name], right(0)[name])
+        assert np.array_equal(last[name], right(4)[name])
 
 
 class LateCopies(WatchedMemory):
@@ -116,13 +109,6 @@ class LateCopies(WatchedMemory):
 def test_the_next_frame_does_not_overwrite_the_frame_in_use(asset_files: AssetFiles, ram: int) -> None:
     with streaming(asset_files, ram, LateCopies(VRAM)) as (frames, *_):
         assert np.array_equal(frames[1]["x"], right(1)["x"])
-
-
-def test_frames_may_be_read_alternately(frames: Frames) -> None:
-    first, last = frames[0], frames[4]
-    for name in ("x", "red", "z", "blue"):
-        assert np.array_equal(first[name], right(0)[name])
-        assert np.array_equal(last[name], right(4)[name])
 
 
 @settings(max_examples=15)

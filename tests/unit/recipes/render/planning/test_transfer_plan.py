@@ -147,22 +147,21 @@ A0, A1 = "actor:a0", "actor:a1"
 SCENES = [scene(number, 10) for number in range(3)]
 
 
-def test_assets_are_read_in_order_of_need_and_at_most_one_per_reader() -> None:
+def test_assets_are_read_in_order_of_need_and_requested_ones_first() -> None:
     needed = {S0: 2, S1: 1, S2: 0}
     assert steps_of(SCENES, Budgets(vram=100, ram=100), needed, readers=2) == (
         PlanStep(Action.READ, S2),
         PlanStep(Action.READ, S1),
     )
-
-
-def test_a_requested_asset_is_read_before_the_next_needed_asset() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {S0: 5, S1: 1}, requested={S2: 0}, readers=1)
     assert made == (PlanStep(Action.READ, S2),)
 
 
-def test_assets_that_are_not_needed_again_are_dropped_from_both_tiers() -> None:
+def test_assets_that_are_not_needed_again_are_dropped_unless_they_are_in_use() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: THERE}, vram={S1: THERE})
     assert set(made) == {PlanStep(Action.DROP_RAM, S0), PlanStep(Action.DROP_VRAM, S1)}
+    held = {"ram": {S0: THERE}, "vram": {S1: THERE}, "held": {S1}, "held_ram": {S0}}
+    assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, **held) == ()
 
 
 @pytest.mark.parametrize("stage", [COMING, LEAVING])
@@ -170,12 +169,7 @@ def test_an_asset_in_transfer_is_not_touched(stage: Stage) -> None:
     assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: stage}, vram={S1: stage}) == ()
 
 
-def test_an_asset_in_use_stays_even_if_it_is_not_needed_again() -> None:
-    held = {"ram": {S0: THERE}, "vram": {S1: THERE}, "held": {S1}, "held_ram": {S0}}
-    assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, **held) == ()
-
-
-def test_the_scene_needed_last_is_evicted_from_vram_and_kept_in_ram() -> None:
+def test_the_scene_needed_last_leaves_vram_and_stays_in_ram() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
@@ -186,9 +180,6 @@ def test_the_scene_needed_last_is_evicted_from_vram_and_kept_in_ram() -> None:
         now=2,
     )
     assert made == (PlanStep(Action.DEMOTE, S0),)
-
-
-def test_a_vram_copy_that_is_also_in_ram_is_dropped_and_its_slot_reused_at_once() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
@@ -201,7 +192,7 @@ def test_a_vram_copy_that_is_also_in_ram_is_dropped_and_its_slot_reused_at_once(
     assert made == (PlanStep(Action.DROP_VRAM, S0), PlanStep(Action.PROMOTE, S2))
 
 
-def test_a_request_waits_while_all_slots_are_in_use() -> None:
+def test_a_request_waits_while_all_slots_or_the_ram_to_read_into_are_in_use() -> None:
     made: TransferPlan = plan(
         state_of(
             SCENES,
@@ -214,9 +205,6 @@ def test_a_request_waits_while_all_slots_are_in_use() -> None:
         )
     )
     assert (made.steps, made.waits) == ([], {S2: StallCause.SLOT})
-
-
-def test_a_request_waits_for_ram_to_read_into() -> None:
     made = plan(
         state_of(
             SCENES, Budgets(vram=100, ram=10), {}, requested={S2: 1}, ram={S0: THERE}, vram={S0: COMING}, held_ram={S0}
@@ -239,20 +227,14 @@ def test_a_large_asset_is_evicted_before_a_small_asset_needed_slightly_later() -
     assert made == (PlanStep(Action.DROP_VRAM, S0), PlanStep(Action.PROMOTE, S2))
 
 
-def test_an_actor_above_its_share_of_vram_is_streamed_from_ram() -> None:
+def test_an_actor_that_does_not_fit_is_streamed() -> None:
     assets = [scene(0, 10), actor(0, 50, 2)]
     needs = {"requested": {A0: 0}}
     assert steps_of(assets, Budgets(vram=40, ram=100), {}, **needs) == (PlanStep(Action.READ, A0),)
     made = plan(state_of(assets, Budgets(vram=40, ram=100), {}, ram={A0: THERE}, **needs))
     assert (made.steps, made.streams) == ([], {A0})
-
-
-def test_an_actor_larger_than_ram_is_streamed_from_disk() -> None:
     made = plan(state_of([actor(0, 50, 2)], Budgets(vram=100, ram=40), {}, requested={A0: 0}))
     assert (made.steps, made.streams) == ([], {A0})
-
-
-def test_an_actor_that_does_not_fit_beside_actors_in_use_is_streamed() -> None:
     made = plan(
         state_of(
             [actor(0, 30, 2), actor(1, 30, 2)],
@@ -267,27 +249,30 @@ def test_an_actor_that_does_not_fit_beside_actors_in_use_is_streamed() -> None:
     assert (made.steps, made.streams) == ([], {A1})
 
 
-def test_a_second_stream_waits_if_it_does_not_fit_beside_the_first() -> None:
+def test_a_second_stream_waits_for_vram_and_for_the_budget_of_actors() -> None:
     state = state_of([actor(0, 50, 10)], Budgets(vram=20, ram=100), {}, requested={A0: 0}, ram={A0: THERE})
     assert plan(state).streams == {A0}
     state.stream_nbytes, state.held_ram = 20, frozenset({A0})
     assert plan(state).waits == {A0: StallCause.VRAM}
     assert not plan(state).streams
+    assets = [actor(0, 50, 10), actor(1, 50, 10)]
+    streaming = {"requested": {A1: 0}, "ram": {A1: THERE}, "held_ram": frozenset({A0})}
+    state = state_of(assets, Budgets(vram=200, ram=200, actors=30), {}, stream_nbytes=20, **streaming)
+    assert (plan(state).streams, plan(state).waits) == (set(), {A1: StallCause.VRAM})
+    state = state_of(assets, Budgets(vram=200, ram=200, actors=40), {}, stream_nbytes=20, **streaming)
+    assert plan(state).streams == {A1}
 
 
-def test_nothing_is_promoted_ahead_of_time_while_memory_is_short() -> None:
+def test_assets_are_promoted_ahead_of_time_unless_memory_is_short() -> None:
     ready: dict[str, Any] = {"needed": {S0: 0}, "ram": {S0: THERE}}
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready) == (PlanStep(Action.PROMOTE, S0),)
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready, is_short=True) == ()
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready, refused={S0}) == ()
-
-
-def test_a_scene_is_promoted_ahead_of_time_even_if_little_is_left_for_actors() -> None:
     made = steps_of(SCENES, Budgets(vram=20, ram=100, scene_slots=2), {S0: 0}, ram={S0: THERE})
     assert made == (PlanStep(Action.PROMOTE, S0),)
 
 
-def test_a_ram_copy_that_is_also_in_vram_is_dropped_first() -> None:
+def test_copies_in_vram_and_actors_not_needed_soon_leave_ram_first() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=100, ram=20),
@@ -298,9 +283,6 @@ def test_a_ram_copy_that_is_also_in_vram_is_dropped_first() -> None:
         held={S0},
     )
     assert made[:2] == (PlanStep(Action.DROP_RAM, S0), PlanStep(Action.READ, S2))
-
-
-def test_an_actor_not_needed_soon_is_dropped_from_ram_before_a_scene() -> None:
     assets = [scene(0, 10), scene(1, 10), actor(0, 10, 1)]
     state = {"requested": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
     assert steps_of(assets, Budgets(vram=100, ram=20), {S0: 40, A0: 20}, **state) == (
@@ -312,13 +294,10 @@ def test_an_actor_not_needed_soon_is_dropped_from_ram_before_a_scene() -> None:
 # Limits
 
 
-def test_the_share_of_actors_is_vram_minus_the_largest_scenes_and_one_stream() -> None:
+def test_actors_share_what_the_largest_scenes_and_a_stream_of_two_frames_leave() -> None:
     assets = [scene(0, 10), scene(1, 30), scene(2, 20), actor(0, 40, 3)]
     limits = limits_of(assets, Budgets(vram=100, ram=500, scene_slots=2, working=10))
     assert (limits.stream, limits.vram, limits.actors) == (6, 84, 34)
-
-
-def test_a_stream_needs_memory_for_two_of_its_largest_frames() -> None:
     assert actor(0, 100, 90).stream_nbytes == 180
     assert actor(0, 90, 90).stream_nbytes == 90
 
@@ -331,15 +310,6 @@ def test_a_budget_for_actors_limits_them_and_their_streams_and_leaves_scenes_alo
     assert cannot_fit(assets[1], limits_of(assets, Budgets(vram=100, ram=500, actors=5)), int) == (
         "a0: two of its frames are larger than the VRAM budget for actors"
     )
-
-
-def test_a_second_stream_waits_if_the_budget_for_actors_has_no_room_for_it() -> None:
-    assets = [actor(0, 50, 10), actor(1, 50, 10)]
-    streaming = {"requested": {A1: 0}, "ram": {A1: THERE}, "held_ram": frozenset({A0})}
-    state = state_of(assets, Budgets(vram=200, ram=200, actors=30), {}, stream_nbytes=20, **streaming)
-    assert (plan(state).streams, plan(state).waits) == (set(), {A1: StallCause.VRAM})
-    state = state_of(assets, Budgets(vram=200, ram=200, actors=40), {}, stream_nbytes=20, **streaming)
-    assert plan(state).streams == {A1}
 
 
 @pytest.mark.parametrize(
@@ -388,12 +358,9 @@ def test_units_are_handed_out_once_in_order_and_the_rest_is_known(units: list[Un
     assert (future.needed, future.ahead, future.hand_out()) == ({}, [], None)
 
 
-def test_a_units_scene_is_needed_before_its_actor_and_both_before_the_next_unit() -> None:
+def test_a_units_scene_is_needed_first_and_an_unusable_asset_never_again() -> None:
     first, second = uses_of(0, unit(0, 0)), uses_of(1, unit(1, 1))
     assert first[S0] < first[A0] < min(second.values())
-
-
-def test_an_unusable_asset_is_forgotten_permanently() -> None:
     future = Future([unit(0, 0), unit(1, 0), unit(0, 0)])
     future.forget(A0)
     future.forget(A0)

@@ -113,7 +113,7 @@ def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
 TWENTY = assets_of({**{f"s{n}": 3 for n in range(20)}, **{f"a{n}": 2 for n in range(20)}})
 
 
-def test_tiles_upload_a_third_of_the_bytes_of_the_sorted_order() -> None:
+def test_tiles_upload_a_third_of_the_bytes_and_are_of_the_larger_kind() -> None:
     budgets = Budgets(vram=5 * 3 + 10 * 2, ram=1000, scene_slots=5)
     units = units_of(product(20, 20))
     by_scene = sorted(units, key=lambda unit: (unit.scene, unit.actor))
@@ -124,9 +124,6 @@ def test_tiles_upload_a_third_of_the_bytes_of_the_sorted_order() -> None:
     # Two tiles of 10 actors: each actor is uploaded once, and the second tile finds 5 of the 20 scenes loaded.
     chosen = choose_order(units, TWENTY, budgets)
     assert moved(chosen, TWENTY, budgets) == MovedBytes(read_bytes=100, uploaded_bytes=20 * 2 + (20 + 15) * 3)
-
-
-def test_tiles_of_scenes_are_used_if_scenes_are_the_larger_part() -> None:
     assets = assets_of({**{f"s{n}": 10 for n in range(20)}, **{f"a{n}": 1 for n in range(20)}})
     budgets = Budgets(vram=10 * 10 + 5, ram=1000, scene_slots=10)
     chosen = choose_order(units_of(product(20, 20)), assets, budgets)
@@ -165,59 +162,47 @@ def test_an_actor_of_very_many_scenes_stays_loaded_for_all_of_them() -> None:
     assert moved(chosen, assets, budgets).uploaded_bytes == 1500 + 1499 + 2 + 2
 
 
-def test_an_actor_above_its_budget_is_uploaded_per_label_and_read_once_if_ram_holds_it() -> None:
+def test_an_actor_without_enough_memory_is_uploaded_per_label_and_read_once_if_ram_holds_it() -> None:
     assets = assets_of({"s0": 3, "a0": 5})
     units = units_of([("s0", "a0"), ("s0", "a0")], labels=4)
     budgets = Budgets(vram=3 + 4, ram=5, scene_slots=1)
     assert moved(units, assets, budgets) == MovedBytes(read_bytes=3 + 5, uploaded_bytes=3 + 8 * 5)
     budgets = Budgets(vram=3 + 4, ram=4, scene_slots=1)
     assert moved(units, assets, budgets) == MovedBytes(read_bytes=3 + 8 * 5, uploaded_bytes=3 + 8 * 5)
-
-
-def test_memory_of_the_renderer_is_not_available_to_actors() -> None:
     assets = assets_of({"s0": 3, "a0": 4})
     units = units_of([("s0", "a0")], labels=4)
     fits = Budgets(vram=9, ram=10, scene_slots=1, working=2)
     assert moved(units, assets, fits).uploaded_bytes == 3 + 4
     streams = Budgets(vram=9, ram=10, scene_slots=1, working=3)
     assert moved(units, assets, streams).uploaded_bytes == 3 + 4 * 4
+    scene, actor = (Asset(key=key, kind=kind_of(key), nbytes=4, frame_nbytes=1) for key in ("s0", "a0"))
+    units = units_of([("s0", "a0")], labels=3)
+    fits, streams = (Budgets(vram=4 + 4 + left, ram=10, scene_slots=1) for left in (2, 1))
+    assert moved(units, {"s0": scene, "a0": actor}, fits).uploaded_bytes == 4 + 4
+    assert moved(units, {"s0": scene, "a0": actor}, streams).uploaded_bytes == 4 + 3 * 4
 
 
-def test_an_actor_that_does_not_fit_beside_other_workers_actors_is_streamed() -> None:
+def test_actors_of_other_workers_take_memory_until_the_last_worker_is_done() -> None:
     assets = assets_of({"s0": 1, "a0": 2, "a1": 2})
     units = units_of([("s0", "a0"), ("s0", "a1")], labels=3)
     budgets = Budgets(vram=1 + 3, ram=10, scene_slots=1)
     assert moved(units, assets, budgets, workers=1).uploaded_bytes == 1 + 2 + 2
     assert moved(units, assets, budgets, workers=2).uploaded_bytes == 1 + 2 + 3 * 2
-
-
-def test_an_actor_is_held_until_the_last_worker_is_done_with_it() -> None:
     assets = assets_of({"s0": 1, "a0": 2, "a1": 2})
     units = units_of([("s0", "a0"), ("s0", "a0"), ("s0", "a1")], labels=3)
     budgets = Budgets(vram=1 + 3, ram=10, scene_slots=1)
     assert moved(units, assets, budgets, workers=2).uploaded_bytes == 1 + 2 + 3 * 2
 
 
-def test_a_scene_that_waits_for_its_slot_waits_in_ram() -> None:
+def test_a_scene_waits_for_its_slot_in_ram_and_is_not_evicted_when_just_reloaded() -> None:
     units = units_of([("s1", None), ("s0", None), ("s1", None)])
     roomy, narrow = (Budgets(vram=1, ram=ram, scene_slots=1) for ram in (2, 1))
     assert moved(units, ONES, roomy, workers=2) == MovedBytes(read_bytes=2, uploaded_bytes=3)
     assert moved(units, ONES, narrow, workers=2) == MovedBytes(read_bytes=3, uploaded_bytes=3)
-
-
-def test_a_scene_that_was_just_reloaded_is_not_evicted() -> None:
     uses = ["s0", None, "s0", None, "s1", "s0", "s0"]
     units = units_of((scene, None) for scene in uses)
     budgets = Budgets(vram=1, ram=4, scene_slots=1)
     assert moved(units, ONES, budgets, workers=2) == MovedBytes(read_bytes=2, uploaded_bytes=3)
-
-
-def test_memory_for_a_stream_is_not_available_to_actors() -> None:
-    scene, actor = (Asset(key=key, kind=kind_of(key), nbytes=4, frame_nbytes=1) for key in ("s0", "a0"))
-    units = units_of([("s0", "a0")], labels=3)
-    fits, streams = (Budgets(vram=4 + 4 + left, ram=10, scene_slots=1) for left in (2, 1))
-    assert moved(units, {"s0": scene, "a0": actor}, fits).uploaded_bytes == 4 + 4
-    assert moved(units, {"s0": scene, "a0": actor}, streams).uploaded_bytes == 4 + 3 * 4
 
 
 def test_the_given_order_is_kept_if_separating_a_pair_saves_transfers() -> None:
