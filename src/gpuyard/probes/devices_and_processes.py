@@ -46,20 +46,17 @@ def without_number(device_id: str) -> str:
     return device_id.partition("#")[0]
 
 
-def larger_mb(one_mb: float | None, other_mb: float | None) -> float | None:
-    """Return the memory of a process that is listed twice, as compute (C) and graphics (G), each with all of it."""
-    return max((mb for mb in (one_mb, other_mb) if mb is not None), default=None)
-
-
-def one_per_pid(
-    listed: Iterable[Process], joined_mb: Callable[[float | None, float | None], float | None] = larger_mb
-) -> tuple[Process, ...]:
-    """Return each process once, in the order of the first entries; `joined_mb` combines the memory of two entries."""
+def one_per_pid(listed: Iterable[Process], *, adds: bool = False) -> tuple[Process, ...]:
+    """Return each process once, in the order of the first entries. One that is listed twice, as compute (C) and
+    graphics (G), is so with all of its memory. `adds`: with a part of it; one unknown part makes the sum unknown."""
     found: dict[int, Process] = {}
     for entry in listed:
         known = found.setdefault(entry.pid, entry)
         if known is not entry:
-            memory_mb = joined_mb(known.memory_mb, entry.memory_mb)
+            parts = [mb for mb in (known.memory_mb, entry.memory_mb) if mb is not None]
+            memory_mb = max(parts, default=None)
+            if adds:
+                memory_mb = round(sum(parts), 2) if len(parts) == 2 else None
             found[entry.pid] = Process(pid=entry.pid, memory_mb=memory_mb, name=known.name or entry.name)
     return tuple(found.values())
 

@@ -17,7 +17,7 @@ from typing import IO
 
 from msgspec import Struct
 
-from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing, ProbeTimeout
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.model.machine_snapshot import Problem, Reading, Vendor
 
 MAX_OUTPUT_BYTES = 32 * 1024 * 1024
@@ -42,6 +42,15 @@ class ToolOutput(Struct, frozen=True, kw_only=True):
         if self.status not in (0, None):
             raise self.failure()
         return self.stdout
+
+    def read(self, parse: Callable[[str], Reading]) -> Reading:
+        """Parse the output even if the tool failed: AMD's tools fail if a single figure is not supported."""
+        try:
+            return parse(self.stdout)
+        except ProbeGarbled:
+            if self.status not in (0, None):
+                raise self.failure() from None
+            raise
 
     def failure(self) -> ProbeCrashed | ProbeDenied:
         said = f"{self.stderr}\n{self.stdout}"
@@ -84,16 +93,11 @@ def run_tool(argv: Sequence[str], timeout_s: float, *, enough: Callable[[bytes],
         message = f"process {stuck.pid} of an earlier call hangs and cannot be killed"
         raise ProbeTimeout(name, message, hint="the driver is stuck: see dmesg; a reboot may be needed")
     deadline, pipe = time.monotonic() + timeout_s, subprocess.PIPE
-    environment = {**os.environ, "LC_ALL": "C"}
     try:
         process = subprocess.Popen(
-            [path, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-            env=environment,
-        )
+            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
     except PermissionError as error:
         raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error
     except OSError as error:
@@ -204,16 +208,16 @@ class Backoff:
         self._failures = 0
 
 
-def as_problem(error: ProbeError, vendor: Vendor) -> Problem:
-    return Problem(source=error.source, kind=error.kind, message=error.message, hint=error.hint, vendor=vendor)
+def as_problem(error: ProbeError, vendor: Vendor, message: str | None = None) -> Problem:
+    message = error.message if message is None else message
+    return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
 
 
 def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) -> Problem:
     """Return the problem of one failed call in a reading that otherwise succeeded; `about` names the failed part. The
     remaining time differs between readings, so the message leaves it out: otherwise it would look new each time."""
     said = f"{about}: {error.message}" if about else error.message
-    message = re.sub(r" within \d+(?:\.\d+)? s\b", " in time", said)
-    return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
+    return as_problem(error, vendor, re.sub(r" within \d+(?:\.\d+)? s\b", " in time", said))
 
 
 class OptionalCall:

@@ -1,14 +1,11 @@
 """Watches the progress of running jobs beside the scheduler's loop.
 
 - A thread reads the logs and progress files that have grown, every 2 s; the more jobs run, the more seldom, up to
-  every 30 s. Every read is bounded: 256 KB of a log that is read for the first time, 64 KB of new output later, 4 KB
-  of a file.
-- An attempt that has ended is read before all others, and its end is recorded after that. One that has written
-  nothing is not read. Of one that ran for less than 1 s, the last 2 KB in the queue's own logs are read without a
-  thread.
+  every 30 s. Every read is bounded.
+- An attempt that has ended is read before all others, and its end is recorded after that. One that ran for less than
+  1 s is read without a thread.
 - A disk that hangs holds up its thread alone: after 5 s the folder is left alone until that thread comes back, the
-  ends of attempts there are recorded without their last figures, and another thread reads the rest, at most 4 in
-  all.
+  ends of attempts there are recorded without their last figures, and another thread reads the rest, at most 4 in all.
 """
 
 import asyncio
@@ -125,7 +122,7 @@ class AttemptProgress:
         end = log.end
         if state.end is None or end < state.end:
             at = max(log.first, end - self._first_bytes)
-            text = _decoded(log, at, end)
+            text = log.text(at, end)
             if at > log.first:
                 text = re.split("[\r\n]", text, maxsplit=1)[-1]
             state.reader, state.end = LogReader(), end
@@ -134,11 +131,7 @@ class AttemptProgress:
         if at != state.end:  # the rest of the last line is skipped
             state.reader = replace(state.reader, last_line="")
         state.end = end
-        return _decoded(log, at, end)
-
-
-def _decoded(log: OpenLog, start: int, end: int) -> str:
-    return b"".join(log.read_all(start, end)).decode(errors="replace")
+        return log.text(at, end)
 
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,6 @@ from gpuyard.system.write_files import write_atomically
 
 NAME = "usage-history"
 MAX_POINTS = 300
-_FORMAT = 2
 _MOST_DEVICES = 256
 # In place of a device's id.
 HOST = ""
@@ -45,7 +44,7 @@ class StoredHistory(Struct, frozen=True, kw_only=True):
     """The points of each device, by the names of the spans and the ids of the devices."""
 
     spans: dict[str, dict[str, list[Point]]]
-    format: int = _FORMAT
+    format: int = 2
 
 
 class HistorySpan:
@@ -125,7 +124,7 @@ class UsageHistory:
     def close(self) -> None:
         """Store what was added since the file was last written."""
         if self._saved_at < self._added_at:
-            self._save(self._stored())
+            self._save({name: span.points() for name, span in self._spans.items()})
 
     def history(self, query: DeviceHistoryQuery) -> Response:
         name = query.span
@@ -166,14 +165,12 @@ class UsageHistory:
         self._bodies.clear()
         if at >= self._saved_at + 60.0:
             self._saved_at = at
-            await asyncio.to_thread(self._save, self._stored())
+            await asyncio.to_thread(self._save, {name: span.points() for name, span in self._spans.items()})
 
-    def _stored(self) -> StoredHistory:
-        return StoredHistory(spans={name: span.points() for name, span in self._spans.items()})
-
-    def _save(self, history: StoredHistory) -> None:
+    def _save(self, spans: dict[str, dict[str, list[Point]]]) -> None:
         try:
-            write_atomically(self._path, msgspec.json.encode(history), exact_mode=0o600, is_synced=False)
+            content = msgspec.json.encode(StoredHistory(spans=spans))
+            write_atomically(self._path, content, exact_mode=0o600, is_synced=False)
         except OSError as error:
             if not self._has_failed:
                 _log.warning("%s cannot be written: %s; the next daemon lacks this history", self._path, error.strerror)
@@ -187,9 +184,9 @@ def read_history(path: Path) -> StoredHistory:
     nothing = StoredHistory(spans={})
     try:
         found = msgspec.json.decode(read_own(str(path)), type=StoredHistory)
+        return found if found.format == nothing.format else nothing
     except FileNotFoundError:
         return nothing
     except (OSError, PrivateFileError, msgspec.MsgspecError) as error:
         _log.warning("%s cannot be read: %s; the history of the GPUs begins anew", path, error)
         return nothing
-    return found if found.format == _FORMAT else nothing

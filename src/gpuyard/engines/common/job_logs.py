@@ -64,8 +64,9 @@ class LogCursor:
     def _read(self, log: "OpenLog") -> bytes:
         if self._at is None and self._lines is not None:
             self._at = log.start_of_last(self._lines)
-            if self._lines > 0 and self._at == log.first and log.missing:
-                return _cut_line(log.missing)
+            start, end = find_hole(log.descriptor)
+            if self._lines > 0 and start < end and self._at == log.first:
+                return _cut_line(self._at - start)  # with the rest of the line that was cut apart
         at = self._at or 0
         self._at = log.after_hole(at)
         if self._at != at:
@@ -112,12 +113,6 @@ class OpenLog(Struct, frozen=True):
         return os.fstat(self.descriptor).st_size
 
     @property
-    def missing(self) -> int:
-        """How many bytes are cut out, with the rest of the line that was cut apart."""
-        start, end = find_hole(self.descriptor)
-        return self._line_start(end) - start if start < end else 0
-
-    @property
     def first(self) -> int:
         """Where the part begins that reaches the end without a gap: 0, or the first whole line after the hole."""
         start, end = find_hole(self.descriptor)
@@ -156,6 +151,9 @@ class OpenLog(Struct, frozen=True):
         while start < end and (chunk := self.read(start, end - start)):
             start += len(chunk)
             yield chunk
+
+    def text(self, start: int, end: int) -> str:
+        return b"".join(self.read_all(start, end)).decode(errors="replace")
 
     def _line_start(self, at: int) -> int:
         """Return where the next line begins: the one at `at` lacks its beginning. `at` itself if it is very long."""

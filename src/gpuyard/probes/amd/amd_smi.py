@@ -6,8 +6,7 @@ in the same way, so that a card keeps its id with every probe.
 - Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr accepts only their index, so each
   partition, including the first, gets the id with "#0", "#1", ... appended, in list order. They have no `parent`: a
   partitioned card is not listed as a whole.
-- A section that a release leaves out stays unknown; an output without any known section is rejected. AMD's tools print
-  JSON among warnings, and exit with misleading codes. "MB" are of 1,048,576 bytes.
+- A section that a release leaves out stays unknown; an output without any known section is rejected.
 - A read of the tool costs two calls, `metric` and `process`. Ids, names and power limits are read once, and again when
   the card numbers change: a card that falls off the bus renumbers those after it. Without names or processes it is
   still a reading: a problem says what is missing."""
@@ -26,7 +25,7 @@ from gpuyard.errors import ProbeCrashed, ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
-from gpuyard.probes.run_tool import Deadline, OptionalCall, ToolOutput, run_until
+from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "amd-smi"
 # A card as AMD SMI's JSON describes it.
@@ -183,23 +182,20 @@ def garbled(source: str, text: str) -> ProbeGarbled:
     return ProbeGarbled(source, said, hint=f"run `{source}` yourself to see why")
 
 
-def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading:
-    """Parse the output even if the tool failed: AMD's tools fail if a single figure is not supported."""
-    try:
-        return parse(output.stdout)
-    except ProbeGarbled:
-        if output.status not in (0, None):
-            raise output.failure() from None
-        raise
-
-
 # The tool
 
 
 def parse(text: str) -> Reading:
     """Parse the JSON of `list`, `static`, `metric` or `process`."""
     try:
-        records = _read_records(text)
+        records = None
+        for document in json_documents(text):  # a bare list, the list under "gpu_data" (ROCm 7), or one record
+            listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
+            if isinstance(listed, list):
+                found = [record for record in listed if isinstance(record, dict) and "gpu" in record]
+                if found or not listed:
+                    records = found
+                    break
         if records is None or (records and not any(map(_is_understood, records))):
             raise garbled(NAME, text)
         devices = with_distinct_ids(
@@ -208,17 +204,6 @@ def parse(text: str) -> Reading:
         return Reading(devices=without_repeated_memory(devices))
     except RecursionError as error:
         raise ProbeGarbled(NAME, "its output is nested too deeply") from error
-
-
-def _read_records(text: str) -> list[Record] | None:
-    """Return the records of a bare list, of the list under "gpu_data" (ROCm 7), or of one record."""
-    for document in json_documents(text):
-        listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
-        if isinstance(listed, list):
-            records = [record for record in listed if isinstance(record, dict) and "gpu" in record]
-            if records or not listed:
-                return records
-    return None
 
 
 def merge(first: Reading, *others: Reading) -> Reading:
@@ -271,7 +256,7 @@ class AmdSmi:
 
 
 def _call(*arguments: str, deadline: Deadline) -> Reading:
-    return parse_output(run_until((NAME, *arguments, "--json"), deadline), parse)
+    return run_until((NAME, *arguments, "--json"), deadline).read(parse)
 
 
 def _is_understood(record: Record) -> bool:

@@ -16,7 +16,7 @@ from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import amd_smi
-from gpuyard.probes.amd.amd_smi import garbled, json_documents, parse_output
+from gpuyard.probes.amd.amd_smi import garbled, json_documents
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.run_tool import Deadline, run_until
 
@@ -58,7 +58,7 @@ def parse(text: str) -> Reading:
 
 class RocmSmi:
     def read(self, timeout_s: float) -> Reading:
-        return parse_output(run_until(_COMMAND.split(), Deadline(timeout_s)), parse)
+        return run_until(_COMMAND.split(), Deadline(timeout_s)).read(parse)
 
 
 def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:

@@ -4,7 +4,6 @@
   give every card of one model the same UUID: such cards are identified by PCI bus id.
 - Cards are numbered in the order of their PCI bus ids: the numbers in `card0`, `card1` change from boot to boot.
   Integrated graphics sit at 0000:00:02.0 on every machine, and have no memory of their own.
-- A process is listed once, with the memory of all its clients; one unknown part makes the sum unknown.
 - Power is an energy counter on most cards: it is known from the second reading on, like utilisation. Used memory is
   unknown: the kernel reports it only per client. Reading a sensor accesses the card: this probe may hang.
 
@@ -54,10 +53,7 @@ def without_shared_uuids(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def processes_of(clients: Iterable[Process]) -> tuple[Process, ...]:
-    def added(one_mb: float | None, other_mb: float | None) -> float | None:
-        return None if one_mb is None or other_mb is None else round(one_mb + other_mb, 2)
-
-    return tuple(sorted(one_per_pid(clients, added), key=lambda process: process.pid))
+    return tuple(sorted(one_per_pid(clients, adds=True), key=lambda process: process.pid))
 
 
 class IntelCard(Struct, frozen=True, kw_only=True):

@@ -202,12 +202,7 @@ class NvidiaSmi:
     def read(self, timeout_s: float) -> Reading:
         """Parse the XML. If the tool failed after listing some cards, more may exist: a lost card is why it failed."""
         output = run_tool(("nvidia-smi", "-q", "-x"), timeout_s)
-        try:
-            reading = parse_xml(output.stdout)
-        except ProbeGarbled:
-            if output.status != 0:
-                raise output.failure() from None
-            raise
+        reading = output.read(parse_xml)
         if output.status == 0 or any(not device.healthy for device in reading.devices):
             return reading
         return replace(reading, problems=(*reading.problems, problem_beside(output.failure(), Vendor.NVIDIA)))
@@ -234,7 +229,13 @@ def parse_apps(text: str) -> Reading:
     header, *rows = _table(text, {"pid"})
     if not header:
         return only_lost_devices(text, "CSV with a header that `nvidia-smi --query-compute-apps`")
-    listed = [_app_row(header, row) for row in rows]
+    place = next((header.index(name) for name in ("process_name", "name") if name in header), None)
+    listed: list[_Row] = []
+    for cells in rows:
+        if place is not None and len(cells) > len(header):  # commas in the name of the process
+            end = place + 1 + len(cells) - len(header)
+            cells[place:end] = [", ".join(cells[place:end])]
+        listed.append(dict(zip(header, cells, strict=False)))
     nameless = sum(whole(row.get("pid")) is None for row in listed)
     message = f"{nameless} of {len(rows)} rows of `--query-compute-apps` have no process id and are left out"
     problem = as_problem(ProbeGarbled("nvidia-smi", message), Vendor.NVIDIA)
@@ -270,15 +271,6 @@ def _card_of_row(place: int, row: _Row) -> Device:
         temperature_c=celsius(row.get("temperature.gpu")),
         fault=fault_in(row.values()),
     )
-
-
-def _app_row(header: list[str], cells: list[str]) -> _Row:
-    """Return the cells by column. Surplus cells belong to the process name, which may contain commas."""
-    place = next((header.index(name) for name in ("process_name", "name") if name in header), None)
-    if place is not None and len(cells) > len(header):
-        end = place + 1 + len(cells) - len(header)
-        cells = [*cells[:place], ", ".join(cells[place:end]), *cells[end:]]
-    return dict(zip(header, cells, strict=False))
 
 
 def _cards_of_apps(rows: list[_Row]) -> Iterator[Device]:
