@@ -159,6 +159,11 @@ class Host(Struct, frozen=True, kw_only=True):
     load_15m: float | None = None
     limited_by: str | None = None
 
+    @property
+    def memory_used_mb(self) -> float | None:
+        total, free = self.memory_total_mb, self.memory_available_mb
+        return None if total is None or free is None else round(max(0.0, total - free), 2)
+
 
 class Problem(Struct, frozen=True, kw_only=True):
     """Why a probe could not read its devices, and what to try."""

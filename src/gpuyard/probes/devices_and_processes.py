@@ -61,6 +61,16 @@ def one_per_pid(listed: Iterable[Process], *, adds: bool = False) -> tuple[Proce
     return tuple(found.values())
 
 
+def without_memory_above(device: Device, most_mb: float | None) -> Device:
+    """Return the device, with unknown memory for each process that seems to hold more."""
+    if most_mb is None or all((each.memory_mb or 0.0) <= most_mb for each in device.processes or ()):
+        return device
+    processes = (
+        each if (each.memory_mb or 0.0) <= most_mb else replace(each, memory_mb=None) for each in device.processes or ()
+    )
+    return replace(device, processes=tuple(processes))
+
+
 class ProcessInfo(Struct, frozen=True, kw_only=True):
     user: str | None = None
     command: str | None = None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.machine_snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
 from gpuyard.probes.device_links import LinkReader
+from gpuyard.probes.devices_and_processes import without_memory_above
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.run_tool import Deadline
 from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
@@ -29,6 +30,9 @@ _INTEGRATED = {
     ),
     Vendor.APPLE: re.compile(""),
 }
+
+
+_MEMORY = ("memory_total_mb", "memory_used_mb", "memory_free_mb")
 
 
 class HostProbe(Protocol):
@@ -130,17 +134,9 @@ def _complete(device: Device, host: Host) -> Device:
     if is_integrated(device):
         device = replace(device, is_integrated=True)
     if device.memory_total_mb == 0:
-        device = replace(device, memory_total_mb=None, memory_used_mb=None, memory_free_mb=None)
-    figures = (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb)
-    if device.healthy and figures == (None,) * 3 and device.vendor is Vendor.NVIDIA and device.is_integrated:
-        total, free = host.memory_total_mb, host.memory_available_mb
-        used = None if total is None or free is None else round(max(0.0, total - free), 2)
-        device = replace(device, memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
-    most_mb = device.memory_total_mb
-    if most_mb is None or all((process.memory_mb or 0.0) <= most_mb for process in device.processes or ()):
-        return device
-    processes = (
-        process if (process.memory_mb or 0.0) <= most_mb else replace(process, memory_mb=None)
-        for process in device.processes or ()
-    )
-    return replace(device, processes=tuple(processes))
+        device = replace(device, **dict.fromkeys(_MEMORY))
+    is_unread = all(getattr(device, figure) is None for figure in _MEMORY)
+    if device.healthy and is_unread and device.vendor is Vendor.NVIDIA and device.is_integrated:
+        figures = (host.memory_total_mb, host.memory_used_mb, host.memory_available_mb)
+        device = replace(device, **dict(zip(_MEMORY, figures, strict=True)))
+    return without_memory_above(device, device.memory_total_mb)

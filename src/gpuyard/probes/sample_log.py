@@ -92,15 +92,12 @@ class SampleLog(RowLog):
     def write(self, sample: Sample) -> None:
         host = sample.snapshot.host
         blank = {**dict.fromkeys(COLUMNS), "taken_at": iso_time(sample.snapshot.taken_at)}
-        used = None
-        if host.memory_total_mb is not None and host.memory_available_mb is not None:
-            used = round(host.memory_total_mb - host.memory_available_mb, 2)
         of_host = {
             "kind": "host",
             "id": "host",
             "name": host.name,
             "memory_total_mb": host.memory_total_mb,
-            "memory_used_mb": used,
+            "memory_used_mb": host.memory_used_mb,
             "memory_free_mb": host.memory_available_mb,
             "utilization_percent": host.cpu_percent,
             "utilization_smoothed_percent": _rounded(sample.cpu_percent),

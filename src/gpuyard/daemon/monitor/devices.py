@@ -1,12 +1,9 @@
 """The devices of the machine with their leases, the memory of each, and their health.
 
-- The list is computed once per sample for all clients. The ledger and the processes are read in a thread: the ledger
-  may be locked for a while, and processes may be many.
-- The step that sees a faulty reading has closed the device already. The mark in the ledger is for scripts of the
-  same user and for the next daemon, and says since when. A mark of a figure is removed when the figure is normal
-  again; that of an Xid stays until a user clears the device. A link that was wider while this daemon ran has lost
-  lanes: a fault.
-"""
+The list is computed once per sample for all clients. The step that sees a faulty reading has closed the device already:
+the mark in the ledger is for scripts of the same user and for the next daemon, and says since when. A mark of a figure
+is removed when the figure is normal again; that of an Xid stays until a user clears the device. A link that was wider
+while this daemon ran has lost lanes: a fault."""
 
 import asyncio
 import logging
@@ -81,12 +78,14 @@ class HealthMonitor:
     def _add_marks(self, cards: Sequence[Device], snapshot: Snapshot) -> bool:
         """Record the faults that are not in the ledger yet. Return whether there are any."""
         marks, now, is_any = self._marks or (), time.time(), False
-        lost = [
-            HealthMark(device_id=card.id, since=now, kind=IssueKind.LINK)
-            for card in cards
-            if self._has_lost_lanes(card)
-            and not any(mark.device_id == card.id and mark.kind is IssueKind.LINK for mark in marks)
-        ]
+        narrow = {mark.device_id for mark in marks if mark.kind is IssueKind.LINK}
+        lost = []
+        for card in cards:
+            width = None if card.health is None else card.health.link_width
+            if width is not None:
+                widest = self._widest[card.id] = max(width, self._widest.get(card.id, 0))
+                if width < widest and card.id not in narrow:
+                    lost.append(HealthMark(device_id=card.id, since=now, kind=IssueKind.LINK))
         found = device_issues(snapshot, (*marks, *lost))
         keys = {_key(card.id, issue) for card in cards for issue in found.get(card.id, ())}
         self._since = {key: self._since.get(key, now) for key in keys}
@@ -97,13 +96,6 @@ class HealthMonitor:
                     self._record(card, issue, snapshot, issue.since or now)
                     is_any = True
         return is_any
-
-    def _has_lost_lanes(self, card: Device) -> bool:
-        width = None if card.health is None else card.health.link_width
-        if width is None:
-            return False
-        widest = self._widest[card.id] = max(width, self._widest.get(card.id, 0))
-        return width < widest
 
     def _record(self, card: Device, issue: HealthIssue, snapshot: Snapshot, since: float) -> None:
         mark = HealthMark(device_id=card.id, since=since, kind=issue.kind, xid=issue.xid)

@@ -102,8 +102,8 @@ class SamplingThread:
     def _pause_s(self) -> float | None:
         """Return when memory is read next; None: not before the next sample."""
         watch = self.host_watch
-        pauses_s = [*([READ_OFTEN_EVERY_S] if self.watched else []), *([watch.every_s] if watch is not None else [])]
-        return min(pauses_s, default=None)
+        often_s, host_s = READ_OFTEN_EVERY_S if self.watched else None, watch.every_s if watch is not None else None
+        return min(filter(None, (often_s, host_s)), default=None)
 
     def _read_memory(self) -> None:
         before, watched, host_watch = self.latest, self.watched, self.host_watch
@@ -155,21 +155,16 @@ class SampleLogs:
 
     def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
         """Append each row to the log at its path."""
-        if not rows:
-            return
-        from gpuyard.probes.sample_log import RowLog  # with the first batch
-
         for path in {path for path, _ in rows}:
             try:
                 if path not in self._logs:
+                    from gpuyard.probes.sample_log import RowLog  # with the first batch
+
                     self._logs[path] = RowLog(Path(path), COLUMNS)
-                own = (to_builtins(row).items() for each, row in rows if each == path)
-                self._logs[path].write_rows(
-                    [
-                        {name: round(value, 2) if isinstance(value, float) else value for name, value in row}
-                        for row in own
-                    ]
-                )
+                own = [to_builtins(row) for each, row in rows if each == path]
+                for row in own:
+                    row |= {name: round(value, 2) for name, value in row.items() if isinstance(value, float)}
+                self._logs[path].write_rows(own)
                 self._failed.discard(path)
             except GpuyardError as error:
                 if path not in self._failed:

@@ -153,9 +153,7 @@ class UsageHistory:
             _log.warning("%s; this sample is missing in the history", error)
             return
         host = users.snapshot.host
-        total, available = host.memory_total_mb, host.memory_available_mb
-        used = None if total is None or available is None else total - available
-        rows: dict[str, Values] = {HOST: (host.cpu_percent, used)}
+        rows: dict[str, Values] = {HOST: (host.cpu_percent, host.memory_used_mb)}
         for device in users.snapshot.devices:
             parts = users.breakdown(device)
             memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb

@@ -19,7 +19,7 @@ from msgspec import structs
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
-from gpuyard.probes.devices_and_processes import pci_bus_id
+from gpuyard.probes.devices_and_processes import pci_bus_id, without_memory_above
 from gpuyard.probes.intel.sysfs import device_id, processes_of, without_shared_uuids
 from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
@@ -121,11 +121,7 @@ def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] |
     merged = structs.replace(known, **{figure: getattr(measured, figure, None) for figure in figures})
     total, used = merged.memory_total_mb, merged.memory_used_mb
     free = round(total - used, 2) if total is not None and used is not None and used <= total else None
-    if users is not None and used is not None:
-        users = tuple(
-            structs.replace(each, memory_mb=None) if (each.memory_mb or 0.0) > used else each for each in users
-        )
-    return structs.replace(merged, memory_free_mb=free, processes=users)
+    return without_memory_above(structs.replace(merged, memory_free_mb=free, processes=users), used)
 
 
 def parse(text: str) -> Reading:

@@ -72,8 +72,7 @@ def host_line(host: Host) -> str:
     if host.cpu_count is not None:
         facts.append(f"{host.cpu_count:g} CPUs {figure_text(host.cpu_percent, '%')}")
     if host.memory_total_mb is not None:
-        used = None if host.memory_available_mb is None else host.memory_total_mb - host.memory_available_mb
-        facts.append(f"RAM {memory_text(used, host.memory_total_mb)}")
+        facts.append(f"RAM {memory_text(host.memory_used_mb, host.memory_total_mb)}")
     if host.load_1m is not None:
         facts.append(f"load {host.load_1m:.1f}")
     if host.limited_by:
