@@ -135,14 +135,12 @@ def _make_instead(wanted: str, problem: str) -> str:
 
     name = hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
     tops, problems = [], []
-    for base in _BASES:
-        top = base.format(uid=os.geteuid())
-        above = os.path.dirname(top)
-        kind = file_system(above)
-        if os.path.isdir(above) and kind is not None and kind not in LOCAL:
-            problems.append(f"{above} is on {kind}")
-        elif os.path.isdir(above):
-            tops.append(top)
+    for top in (base.format(uid=os.geteuid()) for base in _BASES):
+        if os.path.isdir(above := os.path.dirname(top)):
+            if (kind := file_system(above)) in (None, *LOCAL):
+                tops.append(top)
+            else:
+                problems.append(f"{above} is on {kind}")
     tops.sort(key=lambda top: not os.path.isdir(f"{top}/{name}"))  # a folder that exists first
     for top in tops:
         try:

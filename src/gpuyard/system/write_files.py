@@ -120,21 +120,19 @@ def open_results(path: str, *, flags: int = 0, makes_folders: bool = True) -> in
 
 def _open_folder(name: str, above: int, *, makes_folders: bool) -> int | str:
     """Return the folder, or the target of a link."""
-    for _ in range(2):
+    try:
         try:
             return os.open(name, _FOLDER, dir_fd=above)
         except FileNotFoundError:
             if not makes_folders:
                 raise
-            try:
+            with contextlib.suppress(FileExistsError):  # made by another process just now
                 os.mkdir(name, dir_fd=above)
-            except FileExistsError:  # made by another process just now
-                continue
-        except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            return _target(name, above, error)
-    return os.open(name, _FOLDER, dir_fd=above)
+            return os.open(name, _FOLDER, dir_fd=above)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return _target(name, above, error)
 
 
 def _target(name: str, folder: int, error: OSError) -> str:
@@ -156,10 +154,8 @@ def _target(name: str, folder: int, error: OSError) -> str:
 
 
 def _checked(file: int, path: str) -> int:
-    found = os.fstat(file)
-    is_null = stat.S_ISCHR(found.st_mode) and os.path.samestat(found, os.stat(os.devnull))
-    why = None
-    if is_null:
+    found, why = os.fstat(file), None
+    if stat.S_ISCHR(found.st_mode) and os.path.samestat(found, os.stat(os.devnull)):
         pass
     elif not stat.S_ISREG(found.st_mode):
         why = "not a regular file"

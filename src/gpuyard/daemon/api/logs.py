@@ -24,7 +24,6 @@ from gpuyard.schema.jobs import LogEvent, LogTail
 from gpuyard.schema.requests import LogQuery
 
 _log = logging.getLogger(__name__)
-_MOST = 4 * 1_048_576
 # The most bytes of one event: as JSON it may be six times as long, and the viewer must buffer it.
 _PIECE = 65_536
 # A viewer that is further behind than this skips to the end.
@@ -38,6 +37,12 @@ class LogChunk(Struct, frozen=True, kw_only=True):
     ends: int = 0
     is_cut: bool = False
 
+    def text_bytes(self) -> bytes:
+        """Leave out the rest of a UTF-8 character whose first bytes were cut off."""
+        if not self.is_cut:
+            return self.data
+        return self.data[next((place for place, byte in enumerate(self.data[:4]) if byte & 0xC0 != 0x80), 0) :]
+
 
 class JobLogs:
     def __init__(self, scheduler: SchedulerLoop) -> None:
@@ -48,13 +53,13 @@ class JobLogs:
     async def tail(self, job_id: int, query: LogQuery) -> LogTail:
         attempt = self._find_attempt(job_id, query)
         # Before the log is read: the text has all that was written until then.
-        is_over = self.is_finished(job_id) if attempt is None else not self.is_live(job_id, attempt)
-        tail = min(query.tail, _MOST)
+        is_over = self.is_over(job_id, attempt)
+        tail = min(query.tail, 4 * 1_048_576)
         chunks = [await self.read(_file_of(attempt, stream), None, tail, tail) for stream in _streams(query)]
         return LogTail(
             id=job_id,
             attempt=attempt.number if attempt is not None else None,
-            text="".join(_without_partial_character(chunk).decode(errors="replace") for chunk in chunks),
+            text="".join(chunk.text_bytes().decode(errors="replace") for chunk in chunks),
             is_cut=any(chunk.is_cut for chunk in chunks),
             is_over=is_over,
         )
@@ -67,8 +72,7 @@ class JobLogs:
         """Read up to `most` bytes from offset `at` on, or the last `tail` bytes if `at` is None."""
         if log is None:
             return LogChunk()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, read_piece, Path(log), at, tail, most)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read_piece, Path(log), at, tail, most)
 
     def _find_attempt(self, job_id: int, query: LogQuery) -> Attempt | None:
         """Return the attempt with this number, or the last one; None for a job that was never started."""
@@ -82,13 +86,13 @@ class JobLogs:
             raise HttpError(409, message, hint="submit it with --split-stderr or --error to tell them apart")
         return found
 
-    def is_live(self, job_id: int, attempt: Attempt) -> bool:
+    def is_over(self, job_id: int, attempt: Attempt | None) -> bool:
+        """Return whether the attempt has ended; None: the job, which was never started."""
+        if attempt is None:
+            job = self._scheduler.store.job(job_id)
+            return job is None or job.state in FINISHED
         live = self._scheduler.controller.transitions.live.get(job_id)
-        return live is not None and live.attempt.number == attempt.number
-
-    def is_finished(self, job_id: int) -> bool:
-        job = self._scheduler.store.job(job_id)
-        return job is None or job.state in FINISHED
+        return live is None or live.attempt.number != attempt.number
 
 
 class _StreamPosition:
@@ -128,7 +132,7 @@ class _Follower:
         spoke_at = loop.time()
         while True:
             # Before the log is read: what was written until then still has to be sent.
-            ends_here = self._attempt is None or not self._logs.is_live(self._job_id, self._attempt)
+            ends_here = self._attempt is None or self._logs.is_over(self._job_id, self._attempt)
             if any([await self._send_from(position) for position in self._positions]):
                 spoke_at = loop.time()
                 await asyncio.sleep(0.1)
@@ -148,9 +152,8 @@ class _Follower:
         if piece.is_cut and read.at is not None:
             read.letters.reset()
             self._send(LogEvent(cut=True))
-        data = _without_partial_character(piece) if piece.is_cut else piece.data
         read.at = piece.ends
-        if text := read.letters.decode(data):
+        if text := read.letters.decode(piece.text_bytes()):
             self._send(LogEvent(text=text, is_stderr=read is not self._positions[0]))
         return len(piece.data) == _PIECE
 
@@ -160,7 +163,7 @@ class _Follower:
         number = self._attempt.number if self._attempt is not None else 0
         following = next((each for each in attempts if each.number > number), None)
         if following is None:
-            return is_last and not self._logs.is_finished(self._job_id)
+            return is_last and not self._logs.is_over(self._job_id, None)
         for read in self._positions:
             if _file_of(following, read.stream) != _file_of(self._attempt, read.stream):
                 read.at = 0
@@ -194,11 +197,3 @@ def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:
             return LogChunk(data=data, ends=begins + len(data), is_cut=is_outdated or (at is None and begins > 0))
     except FileNotFoundError:
         return LogChunk(ends=at or 0)
-
-
-def _without_partial_character(piece: LogChunk) -> bytes:
-    """Drop the rest of a UTF-8 character whose first bytes were cut off."""
-    if not piece.is_cut:
-        return piece.data
-    start = next((place for place, byte in enumerate(piece.data[:4]) if byte & 0xC0 != 0x80), 0)
-    return piece.data[start:]

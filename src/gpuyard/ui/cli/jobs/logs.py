@@ -60,10 +60,10 @@ def run(typed: Typed) -> int:
                 values = typed.values()
                 attempt = watched.found(watched.attempt(values["attempt"]), values["attempt"])
                 if len(ids) > 1:
-                    printer.write_line(watched.heading)
+                    printer.write_line(f"==> {watched.id} {printable(job_name(watched.job))}: {watched.state} <==")
                 printer.print(attempt, values["lines"])
-                if len(ids) > 1:
-                    printer.end_line()
+                if len(ids) > 1 and printer.is_within_a_line:  # a last line that the program did not end
+                    printer.write_line("")
             except GpuyardError as error:
                 if len(ids) == 1:
                     raise
@@ -89,15 +89,10 @@ class _WatchedLog:
     def refresh(self, *, waits: bool = False) -> None:
         if waits:
             time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
-        self._job = self._queue.get(self._path)
-        self.id: int = self._job["id"]
-        self.state: str = self._job["state"]
+        self.job = self._queue.get(self._path)
+        self.id: int = self.job["id"]
+        self.state: str = self.job["state"]
         self._refreshed_at = time.monotonic()
-
-    @property
-    def heading(self) -> str:
-        """The line above the output, where several jobs are printed."""
-        return f"==> {self.id} {printable(job_name(self._job))}: {self.state} <=="
 
     def found(self, attempt: Answer | None, number: int | None) -> Answer:
         """Return the attempt; UserError if there is none of this number."""
@@ -109,7 +104,7 @@ class _WatchedLog:
 
     def attempt(self, number: int | None) -> Answer | None:
         """Return that attempt, or the last one for None; None if it has not started."""
-        found = [attempt for attempt in self._job["attempts"] if number in (None, attempt["number"])]
+        found = [attempt for attempt in self.job["attempts"] if number in (None, attempt["number"])]
         return found[-1] if found else None
 
     def has_ended(self, number: int) -> bool:
@@ -128,7 +123,7 @@ class _LogPrinter:
         self._is_raw = typed.flag("raw")
         names = {"log": "stdout", "error_log": "stderr"}
         self._files = [key for key, name in names.items() if typed.flag(name)] or list(names)
-        self._is_within_a_line = False
+        self.is_within_a_line = False
 
     def print(self, attempt: Answer, lines: int | None) -> None:
         from gpuyard.engines.common.job_logs import LogCursor, follow
@@ -171,23 +166,18 @@ class _LogPrinter:
     def write_line(self, text: str) -> None:
         self._write([f"{text}\n".encode(errors="replace")])
 
-    def end_line(self) -> None:
-        """End a last line that the program did not end."""
-        if self._is_within_a_line:
-            self.write_line("")
-
     def _write(self, chunks: "Iterable[bytes]") -> None:
         """Write to standard output. A log may contain any bytes."""
         for chunk in chunks:
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             if chunk:
-                self._is_within_a_line = not chunk.endswith(b"\n")
+                self.is_within_a_line = not chunk.endswith(b"\n")
 
     def _note(self, text: str) -> None:
         """Print a line to standard error, also after output that does not end its last line."""
-        note(f"\n{text}" if self._is_within_a_line else text)
-        self._is_within_a_line = False
+        note(f"\n{text}" if self.is_within_a_line else text)
+        self.is_within_a_line = False
 
     def _files_of(self, attempt: Answer) -> list[str]:
         if attempt["error_log"] is None and "log" not in self._files:
