@@ -48,10 +48,8 @@ def parse_powermetrics(text: str) -> Reading:
         if not isinstance(gpu, dict) and "gpu_power" not in parts:
             continue
         power_w, idle = watts(parts.get("gpu_power"), "mW"), number(own.get("idle_ratio"))
-        energy_mj, elapsed_ns = (
-            number(own.get("gpu_energy", parts.get("gpu_energy"))),
-            number(document.get("elapsed_ns")),
-        )
+        energy_mj = number(own.get("gpu_energy", parts.get("gpu_energy")))
+        elapsed_ns = number(document.get("elapsed_ns"))
         if power_w is None and energy_mj is not None and elapsed_ns is not None and elapsed_ns > 0:
             power_w = watts(energy_mj * 1e9 / elapsed_ns, "mW")
         busy = percent(100 * (1 - idle)) if idle is not None and 0 <= idle <= 1 else None

@@ -157,14 +157,8 @@ def _read_card(nvml: ModuleType, device: Device) -> _LinkedCard | None:
 
 
 def _nvml_links(nvml: ModuleType, cards: Sequence[_LinkedCard]) -> Iterator[Link]:
-    shared = {
-        0: LinkKind.PCIE_SWITCH,  # two processors on one board
-        10: LinkKind.PCIE_SWITCH,
-        20: LinkKind.PCIE_SWITCH,
-        30: LinkKind.HOST_BRIDGE,
-        40: LinkKind.SAME_NODE,
-        50: LinkKind.ACROSS_NODES,
-    }
+    shared = dict.fromkeys((0, 10, 20), LinkKind.PCIE_SWITCH)  # 0: two processors on one board
+    shared |= {30: LinkKind.HOST_BRIDGE, 40: LinkKind.SAME_NODE, 50: LinkKind.ACROSS_NODES}
     for one, other in combinations(cards, 2):
         pair, ids = (one.handle, other.handle), (one.device.id, other.device.id)
         count = one.to_cards[other.device.pci_bus_id]
@@ -192,15 +186,11 @@ def _ask(nvml: ModuleType, function: str, *arguments: Any) -> Any:
 def _find(devices: Sequence[Device], index: object, bus_id: object = None) -> str | None:
     """Return the id of a card by its bus id, where a tool gives it, or by its number."""
     bus = pci_bus_id(bus_id)
-    cards = (card for card in devices if card.parent is None)
-    return next(
-        (
-            card.id
-            for card in cards
-            if (card.pci_bus_id == bus if bus else isinstance(index, int) and card.index == index)
-        ),
-        None,
-    )
+    for card in devices:
+        is_it = card.pci_bus_id == bus if bus else isinstance(index, int) and card.index == index
+        if is_it and card.parent is None:
+            return card.id
+    return None
 
 
 def parse_amd_smi(text: str, devices: Sequence[Device]) -> Topology:
@@ -241,12 +231,8 @@ def parse_rocm_smi(text: str, devices: Sequence[Device]) -> Topology:
     if types is None:
         raise ProbeGarbled("rocm-smi", "`--showtopo` prints no types of links")
     # Below a line of columns. Each pair is there twice; one is enough.
-    ids = {
-        name: _find(devices, int(name[3:]))
-        for row in types
-        for name in row
-        if re.fullmatch(r"GPU\d{1,4}", name, re.ASCII)
-    }
+    names = {name for row in types for name in row if re.fullmatch(r"GPU\d{1,4}", name, re.ASCII)}
+    ids = {name: _find(devices, int(name[3:])) for name in names}
     links = [
         Link(one=one, other=other, kind=LinkKind.XGMI)
         for row in types[1:]

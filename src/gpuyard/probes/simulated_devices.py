@@ -134,11 +134,10 @@ class SimulatedUse:
             time.sleep(0.01)
 
     def _find(self, device_id: str) -> Device:
-        for device in self._devices.devices:
-            if device.id == device_id:
-                return device
-        known = ", ".join(device.id for device in self._devices.devices)
-        raise UserError(f"there is no simulated device '{device_id}'", hint=f"there are: {known}")
+        known = {device.id: device for device in self._devices.devices}
+        if device_id not in known:
+            raise UserError(f"there is no simulated device '{device_id}'", hint=f"there are: {', '.join(known)}")
+        return known[device_id]
 
 
 def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -193,8 +192,7 @@ class SimulatedHost:
     def __init__(self, spec: str, real: HostProbe, used_mb: Callable[[], float] = lambda: 0.0) -> None:
         self._used_mb = used_mb
         size, _, cpus = spec.partition(",")
-        hint = "write it as 23GB, or as 23GB,8 for 8 CPUs"
-        self._real = real
+        self._real, hint = real, "write it as 23GB, or as 23GB,8 for 8 CPUs"
         try:
             self._ram_mb, self._cpus = parse_size(size), int(cpus) if cpus else None
         except (UserError, ValueError):

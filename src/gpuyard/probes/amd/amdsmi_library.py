@@ -26,13 +26,8 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd.amd_smi import Record, device_of, memory, process_of, without_repeated_memory
-from gpuyard.probes.devices_and_processes import with_distinct_ids, without_number
+from gpuyard.probes.devices_and_processes import with_distinct_ids
 from gpuyard.probes.kernel_files import cards_of_compute_driver, names_in, read_text, sees_all_processes
-
-
-def _is_partition(device: Device) -> bool:
-    return without_number(device.id) != device.id
-
 
 NAME = "amdsmi"
 # Errors of the wrapper when a release lacks a function, an enum or a key, or decodes bytes that are not text.
@@ -70,7 +65,7 @@ class AmdSmiLibrary:
         found = []
         for device in devices:
             figures = None
-            if device.pci_bus_id is not None and not _is_partition(device):
+            if device.pci_bus_id is not None and "#" not in device.id:  # no partition
                 folder = self._root / "sys/bus/pci/devices" / device.pci_bus_id
                 texts = (read_text(folder / f"mem_info_vram_{each}") for each in ("total", "used"))
                 total_mb, used_mb = (parse_numbers.megabytes(text, "B") for text in texts)
@@ -89,7 +84,7 @@ class AmdSmiLibrary:
         numbers = {
             each.id: number
             for each in devices
-            if not _is_partition(each) and (number := self._numbers.get(each.pci_bus_id or "")) is not None
+            if "#" not in each.id and (number := self._numbers.get(each.pci_bus_id or "")) is not None
         }
         held_mb: dict[int, dict[int, float]] = {number: {} for number in numbers.values()}  # by card and pid
         for name in names_in(self._kfd / "proc") if numbers else ():

@@ -139,11 +139,8 @@ def _sample(deadline: Deadline, card: IntelCard | None = None, period_ms: int = 
     """Run the tool until its second sample; it never ends by itself. Without a filter it picks a card, in every
     version."""
     filters = ["-d", f"sys:{card.folder}"] if card else []
-    output = run_until(
-        [NAME, "-J", "-s", str(period_ms), *filters],
-        deadline,
-        enough=lambda output: len(_split(output.decode("utf-8", "replace"))[0]) > 1,
-    )
+    command = [NAME, "-J", "-s", str(period_ms), *filters]
+    output = run_until(command, deadline, enough=lambda text: len(_split(text.decode("utf-8", "replace"))[0]) > 1)
     return parse(output.require_success()).devices[0]
 
 

@@ -71,11 +71,9 @@ def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
     nodes = (node for node in find_files(root / "sys/class/drm", "card*") if node.name[4:].isdecimal())
     found = {card.folder: card for card in map(_card, nodes) if card is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
-    numbered = (
-        {**card.identity, "id": device_id(index, None, card.bus_id), "index": index}
-        for index, card in enumerate(ordered)
-    )
-    return tuple(structs.replace(card, identity=identity) for card, identity in zip(ordered, numbered, strict=True))
+    for index, card in enumerate(ordered):
+        card.identity.update(id=device_id(index, None, card.bus_id), index=index)
+    return tuple(ordered)
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:

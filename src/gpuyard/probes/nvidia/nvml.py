@@ -3,7 +3,6 @@
 - A figure that the driver does not report is unknown; only the errors for a lost card make it unhealthy. A card that
   supports no figures at all (a Jetson) is healthy; a card where all figures fail for another reason is not.
 - A card that this user may not use is not listed: a problem says how many there are. The others keep their numbers.
-- Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
 - On an H200 it takes 160 us to ask whether a card is split into MIG instances, more than all figures together, and 2 ms
   for the load per process: the first is asked every 10 s, the second only for a busy card.
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
@@ -14,6 +13,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -176,10 +176,8 @@ class _Driver:
         return bool(mode and mode[0])
 
     def joules(self, card: _NvmlCard, power_w: float | None) -> float | None:
-        def ask() -> float | None:
-            return _thousandth(self.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle))
-
-        return self._energy_counters.read(card.device.id, power_w, time.monotonic(), ask)
+        ask = partial(self.ask, "nvmlDeviceGetTotalEnergyConsumption", card.handle)
+        return self._energy_counters.read(card.device.id, power_w, time.monotonic(), lambda: _thousandth(ask()))
 
     def samples(self, card: _NvmlCard) -> list[Any] | None:
         """Return load samples of processes since shortly before the newest known one, or None if there are none."""
@@ -187,8 +185,7 @@ class _Driver:
         found = self.ask("nvmlDeviceGetProcessUtilization", card.handle, since, not_found=())
         if found is None:
             return None
-        samples = list(found)
-        self._sampled_from[card.device.id] = max(since, window_start(samples))
+        self._sampled_from[card.device.id] = max(since, window_start(samples := list(found)))
         return samples
 
 

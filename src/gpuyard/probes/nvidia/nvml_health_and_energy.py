@@ -173,9 +173,8 @@ class NvmlHealth:
         if not self._has_asked_for_events:
             self._has_asked_for_events = True
             self._register(driver, cards)
-        for _ in range(64):
-            event = self._next_event(driver.nvml)
-            if event is None:
+        for _ in range(64 if self._events is not None else 0):
+            if (event := self._next_event(driver.nvml)) is None:
                 break
             card = self._by_handle.get(_address(event.device))
             if card is not None and event.eventType & _XID:
@@ -202,8 +201,6 @@ class NvmlHealth:
             self._is_registered = False
 
     def _next_event(self, nvml: ModuleType) -> Any:
-        if self._events is None:
-            return None
         try:
             return nvml.nvmlEventSetWait_v2(self._events, 0)
         except nvml.NVMLError as error:
@@ -255,12 +252,10 @@ class NvmlHealth:
 
 def _throttle(driver: AsksDriver, handle: Any) -> tuple[Throttle, ...] | None:
     # The older call is deprecated; the newer one is missing in older drivers.
-    reasons = driver.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if reasons is None:
-        reasons = driver.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    if reasons is None:
-        return None
-    return tuple(each for each, mask in _THROTTLES.items() if reasons & mask)
+    for name in ("Event", "Throttle"):
+        if (reasons := driver.ask(f"nvmlDeviceGetCurrentClocks{name}Reasons", handle)) is not None:
+            return tuple(each for each, mask in _THROTTLES.items() if reasons & mask)
+    return None
 
 
 def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *, is_busy: bool) -> HealthFigures:
