@@ -1,12 +1,10 @@
 """The HTTP client of the daemon, fast enough for a command that must finish in a few milliseconds.
 
-- Imports are what costs: `json` and `socket` each take as long as the start of a bare interpreter. This module uses
-their C parts (`_socket` and `_json`), whose interface has not changed since Python 3.2, and writes HTTP by hand. A
-request is encoded without `_json`, too: it is sent before that library is loaded.
+- `json` and `socket` each take as long to import as the start of a bare interpreter: this module uses their C parts
+(`_socket` and `_json`, unchanged since Python 3.2), writes HTTP by hand, and sends a request before `_json` is loaded.
 - A request that got no answer is repeated only where that is harmless: for `GET`, or where it carries a token by which
 the daemon recognises it. The repetition may meet the same daemon while it ends: that is one end, not two.
-- No call waits for a daemon that is stopped: after 10 s without a byte, `daemon_liveness` decides whether to go on. The
-daemon sends its version with every answer; where it differs from ours, `restart_daemon` decides what to do.
+- No call waits for a daemon that is stopped: that is looked up after 10 s without a byte.
 """
 
 import _socket

@@ -87,13 +87,13 @@ class FinishSignal:
     """Wakes waits when jobs finish, which may be a thousand times a second: at most once every 10 ms."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._news: asyncio.Future[None] | None = None  # what all waits wait for
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = 0.0
 
     def announce(self) -> None:
         """Announce that jobs have finished."""
-        if self._waiters and self._timer is None:
+        if self._news is not None and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._woken_at + 0.01), self._wake)
 
@@ -101,18 +101,14 @@ class FinishSignal:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not is_over() and (left := deadline - loop.time()) > 0:
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait([waiter], timeout=left)
-            finally:
-                self._waiters.discard(waiter)
+            self._news = self._news or loop.create_future()
+            await asyncio.wait([self._news], timeout=left)
 
     def _wake(self) -> None:
         self._timer, self._woken_at = None, asyncio.get_running_loop().time()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None
 
 
 class HomeWatch:

@@ -168,7 +168,7 @@ def run_daemon(*, is_managed: bool = False) -> int:
 
 def _open_loop(
     database: Database, notice: str | None, home: HomeWatch, ledger: Ledger, open_files: int
-) -> tuple[SchedulerLoop, StoredClock]:
+) -> SchedulerLoop:
     """Return the loop before its start. `open_files` is the limit for jobs."""
     folder, store = Path(home.folder), JobStore(database)
     clock, me = StoredClock(store, QueueQueries(database, store)), this_process("gpuyard queue")
@@ -201,7 +201,7 @@ def _open_loop(
         scheduler.notices.append(notice)
     scheduler.controller.start_pauses.note_config(config_fault())
     _start_ids_after_earlier_jobs(scheduler, log_folders(folder), engine.queue)
-    return scheduler, clock
+    return scheduler
 
 
 async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
@@ -209,7 +209,8 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     ledger, loop = open_ledger(is_queue=True), asyncio.get_running_loop()
     directory_record = move_in(ledger.folder)
     announce(ledger.folder)
-    scheduler, clock = _open_loop(database, notice, home, ledger, open_files)
+    scheduler = _open_loop(database, notice, home, ledger, open_files)
+    clock = scheduler.clock
     stop: asyncio.Future[Shutdown] = loop.create_future()
 
     def end(ending: Shutdown) -> None:

@@ -228,21 +228,23 @@ class TotalsBuilder:
             unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
             unknown_gpu_hours=self.unknown_s / HOUR_S,
         )
+        counted = sorted(
+            self.causes.items(),
+            key=lambda each: (-each[1], each[0][0], each[0][1] or 0, each[0][2] or "", each[0][3] or ""),
+        )
+        causes = (
+            Cause(
+                outcome=key[0], status=key[1], where=key[2], attempts=attempts, healed=self.healed[key],
+                error_line=self.errors.text(key[3]),
+            )
+            for key, attempts in counted
+        )  # fmt: skip
         return ReportTotals(
             gpu_hours=self.gpu_s / HOUR_S, suspended_hours=self.suspended_s / HOUR_S, jobs=len(self.jobs),
             attempts=self.attempts, succeeded=self.succeeded, running=self.running, waits=waits, memory=memory,
             energy=energy_totals(self.energy, self.gpu_s, price),
-            causes=tuple(self._most_frequent_causes()),
+            causes=tuple(causes),
         )  # fmt: skip
-
-    def _most_frequent_causes(self) -> Iterator[Cause]:
-        ordered = sorted(
-            self.causes.items(),
-            key=lambda each: (-each[1], each[0][0], each[0][1] or 0, each[0][2] or "", each[0][3] or ""),
-        )
-        for (outcome, status, where, error), attempts in ordered:
-            healed, line = self.healed[outcome, status, where, error], self.errors.text(error)
-            yield Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed, error_line=line)
 
 
 class Reporter:

@@ -183,6 +183,8 @@ def describe(operations: Iterable[Operation]) -> Schema:
     paths: dict[str, Schema] = {}
     for operation in described:
         body = next(next_schema) if operation.body else None
+        query: Schema = components[operation.query.__name__] if operation.query else {}
+        required = query.get("required", ())
         entry = {
             "operationId": operation.name,
             "summary": operation.summary,
@@ -191,7 +193,10 @@ def describe(operations: Iterable[Operation]) -> Schema:
                     {"name": name, "in": "path", "required": True, "schema": _ID}
                     for name in _NAME.findall(operation.path)
                 ),
-                *_query_parameters(operation.query, components),
+                *(
+                    {"name": name, "in": "query", "schema": schema, **({"required": True} if name in required else {})}
+                    for name, schema in query.get("properties", {}).items()
+                ),
             ],
             **({"requestBody": {"content": {JSON: {"schema": body}}}} if body else {}),
             "responses": {
@@ -221,15 +226,3 @@ def describe(operations: Iterable[Operation]) -> Schema:
 
 def _response(text: str, media: str, schema: Schema) -> Schema:
     return {"description": text, "content": {media: {"schema": schema}}}
-
-
-def _query_parameters(query: type[msgspec.Struct] | None, components: dict[str, Schema]) -> list[Schema]:
-    """One parameter per field of the Struct that the query is decoded into."""
-    if query is None:
-        return []
-    component = components[query.__name__]
-    required = component.get("required", [])
-    return [
-        {"name": name, "in": "query", "schema": schema, **({"required": True} if name in required else {})}
-        for name, schema in component["properties"].items()
-    ]

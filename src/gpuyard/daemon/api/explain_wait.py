@@ -19,8 +19,6 @@ from gpuyard.policy.wait_reasons import Reason, ReasonKind, brief_of, describe_h
 from gpuyard.queue.live_attempts import Live
 from gpuyard.schema.jobs import ExportedWorld, HistoryEvent, JobHistory, WaitExplanation
 
-Event = tuple[float, str, str | None]
-
 
 def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
     """Return why it does not start or continue, or how it ended."""
@@ -33,9 +31,10 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
     if job.state is JobState.QUEUED or is_suspended:
         found = scheduler.controller.explain(job, scheduler.sampling.latest)
         ahead, starts_at = found.ahead, found.starts_at
-        reasons = (*_preemption_reasons(scheduler, job), *found.reasons) if found.reasons else ()
+        leaving = list(_leaving(scheduler, job))
+        preempted = [_leaving_text(live, now) for live in leaving]
+        reasons = (*_preemption_reasons(scheduler, job, preempted), *found.reasons) if found.reasons else ()
         reasons = tuple(replace(each, remedy=remedy_for(job, each.remedy, ahead)) for each in reasons)
-        preempted = list(_preempted_jobs(scheduler, job))
         brief = (preempted or [_brief(scheduler, found.reasons)])[0] if reasons else None
         if ahead:
             text = f"{format_count(ahead, 'similar job')} {'is' if ahead == 1 else 'are'} ahead of it, "
@@ -46,8 +45,12 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         if advice := next((each.remedy for each in reasons if each.remedy.startswith("`gpuyard edit")), ""):
             summary = f"{summary}; {advice}"
         if preempted:
-            leaving = [live.job.id for live in _leaving(scheduler, job)]
-            starts_at, estimate = _frees_memory(scheduler.controller.suspend_control.frees_memory_at(leaving), now)
+            starts_at = scheduler.controller.suspend_control.frees_memory_at([live.job.id for live in leaving])
+            starts_at = None if starts_at is None or starts_at < now else starts_at
+            starts = (
+                "it starts as soon as" if starts_at is None else f"it should start {format_due(starts_at - now)}, when"
+            )
+            estimate = f"{starts} they have freed their memory"
         elif not unreachable:
             estimate = _estimate_text(job, starts_at, now, is_suspended=is_suspended)
     else:
@@ -89,15 +92,16 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
         return None
     if scheduler.store.setting("paused"):
         return "the queue is paused"
-    return next(_preempted_jobs(scheduler, job), None) or _lane_reason(scheduler, scheduler.store.lane_of(job.id).id)
+    leaving = (_leaving_text(live, scheduler.sampling.now()) for live in _leaving(scheduler, job))
+    return next(leaving, None) or _lane_reason(scheduler, scheduler.store.lane_of(job.id).id)
 
 
 def job_history(
-    scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
+    scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt], recorded: Sequence[tuple[float, str, str | None]]
 ) -> JobHistory:
     """Return everything that happened to it, in order."""
     origin = "" if job.spec.resubmitted_from is None else f", from job {job.spec.resubmitted_from}"
-    events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}{origin}"), *recorded]
+    events = [(job.submitted_at, "submitted", f"by {job.user}{origin}"), *recorded]
     snapshot = scheduler.sampling.latest.snapshot
 
     def name(device_id: str) -> str:
@@ -163,13 +167,6 @@ def _was_preempted(scheduler: SchedulerLoop, job: Job) -> bool:
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
-def _frees_memory(frees_at: float | None, now: float) -> tuple[float | None, str]:
-    """Return when a job should start for which others are being preempted, if they only move their memory."""
-    if frees_at is None or frees_at < now:
-        return None, "it starts as soon as they have freed their memory"
-    return frees_at, f"it should start {format_due(frees_at - now)}, when they have freed their memory"
-
-
 def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[Live]:
     """Yield the jobs that are being preempted for this one."""
     lower = (live for live in scheduler.controller.transitions.live.values() if live.job.priority < job.priority)
@@ -179,23 +176,19 @@ def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[Live]:
             yield live
 
 
-def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
-    """Yield a text for each job that is being preempted for this one."""
-    for live in _leaving(scheduler, job):
-        if live.job.state is JobState.SUSPENDING:
-            yield f"job {live.job.id} is being suspended for it: its memory is moved to RAM"
-        else:
-            left_s = (live.attempt.stop_at or 0.0) - scheduler.sampling.now()
-            saves = f", and has {format_duration(left_s)} to save its work" if left_s > 0 else ""
-            yield f"job {live.job.id} is being stopped for it{saves}"
+def _leaving_text(live: Live, now: float) -> str:
+    if live.job.state is JobState.SUSPENDING:
+        return f"job {live.job.id} is being suspended for it: its memory is moved to RAM"
+    left_s = (live.attempt.stop_at or 0.0) - now
+    saves = f", and has {format_duration(left_s)} to save its work" if left_s > 0 else ""
+    return f"job {live.job.id} is being stopped for it{saves}"
 
 
-def _preemption_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
+def _preemption_reasons(scheduler: SchedulerLoop, job: Job, preempted: Sequence[str]) -> Iterator[Reason]:
     live = scheduler.controller.transitions.live.get(job.id)
     if live is not None and live.attempt.parked is SuspendedBy.MEMORY_GUARD and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
-    preempted = [Reason(ReasonKind.MAKING_ROOM, text) for text in _preempted_jobs(scheduler, job)]
-    yield from preempted
+    yield from (Reason(ReasonKind.MAKING_ROOM, text) for text in preempted)
     head = scheduler.controller.plan.head
     if job.spec.preempts and not preempted and head is not None and head.job_id == job.id:
         yield Reason(ReasonKind.MAKING_ROOM, "preempting jobs of lower priority would not free enough memory")

@@ -257,7 +257,7 @@ class Routes:
             socket=paths.socket_path(),
             state_dir=paths.state_folder(),
             under_way=self._count_under_way(),
-            viewers=self.events.viewers,
+            viewers=len(self.events.viewers),
             step_us=None if scheduler.step_s is None else scheduler.step_s * 1e6,
             kept=self.retention.kept_files(),
         )

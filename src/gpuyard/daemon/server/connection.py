@@ -1,16 +1,9 @@
 """The HTTP server of the daemon: on a unix socket for its owner (and root), over TCP for the web page.
 
-- The requests of a connection are answered in order, one at a time, each by a task.
-- No client can delay others: a client that sends nothing, sends half a request or does not read its response is
-  disconnected after a time limit.
-- A client that closes its side has gone: the handler of its request is cancelled.
-- A rejected client does not count towards the connection limit, nor does one that has not sent its token yet: strangers
-  have a small limit of their own, and little time.
-- A client that falls behind in reading a stream is disconnected, and can connect again.
-- An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` and limits of the system 503, any
-  other one 500 with a traceback in the log.
-- The unix socket is a file that only its user can open. Responses on it carry the daemon's version, and a request may
-  demand a minimum version.
+- The requests of a connection are answered in order, one at a time. The handler of a client that goes is cancelled. An
+exception of a handler becomes a response.
+- No client can delay others: one that sends nothing, sends half a request or does not read what it asked for is
+disconnected after a time limit. Refused clients, and strangers (who have not sent a token), use up no connections.
 - The caller of `serve` holds the daemon's lock, so an existing socket file was left by a dead daemon.
 """
 
@@ -19,7 +12,7 @@ import contextlib
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
@@ -93,8 +86,8 @@ class StrangerLimit(Generic[T]):
     def __len__(self) -> int:
         return len(self._network_of)
 
-    def all(self) -> list[T]:
-        return list(self._network_of)
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._network_of)
 
     def add(self, stranger: T, network: str) -> T | None:
         """Add a stranger. Return the one that has to go for it, or None."""
@@ -153,7 +146,7 @@ class Server:
         self.handler, self.limits, self.check_peer, self.check_head = handler, limits, check_peer, check_head
         self.common_headers, self.path = common_headers, path
         self.open: set[_Connection] = set()
-        self.strangers = None if limits.strangers is None else StrangerLimit[_Connection](limits.strangers)
+        self.strangers = StrangerLimit[_Connection](limits.strangers or 0)
         self.refused: set[_Connection] = set()  # they wait to read their refusal
         self.listener: asyncio.Server | None = None
 
@@ -181,15 +174,13 @@ class Server:
             self.listener = None
             if self.path is not None and self._socket_file == file_identity(self.path):
                 self.path.unlink(missing_ok=True)  # not that of a daemon that has bound the path since
-        strangers = [] if self.strangers is None else self.strangers.all()
-        for connection in [*self.open, *self.refused, *strangers]:
+        for connection in [*self.open, *self.refused, *self.strangers]:
             connection.close()
 
     def forget(self, connection: "_Connection") -> None:
         self.open.discard(connection)
         self.refused.discard(connection)
-        if self.strangers is not None:
-            self.strangers.discard(connection)
+        self.strangers.discard(connection)
 
 
 async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits | None = None) -> Server:
@@ -233,12 +224,12 @@ class _Connection(asyncio.Protocol):
         if self._server.listener is None:  # accepted just before; what its requests need may be gone by now
             self.abort()
             return
-        strangers, silent_s = self._server.strangers, self._server.limits.silent_s
+        silent_s = self._server.limits.silent_s
         refusal = self._server.check_peer(self._transport.get_extra_info("socket"))
         if refusal is not None:
             self._refuse(http.HttpError(403, refusal))
-        elif strangers is not None:
-            dropped = strangers.add(self, network_of(self._transport.get_extra_info("peername")))
+        elif self._server.limits.strangers is not None:
+            dropped = self._server.strangers.add(self, network_of(self._transport.get_extra_info("peername")))
             if dropped is not None:
                 dropped.abort()
             self._set_timer(silent_s, self.abort)

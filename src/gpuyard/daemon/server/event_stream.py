@@ -33,8 +33,8 @@ class EventStreams:
         scheduler.listeners.append(self._schedule_update)
 
     @property
-    def viewers(self) -> int:
-        return len(set[StreamClient]().union(*self._clients.values()))
+    def viewers(self) -> set[StreamClient]:
+        return set[StreamClient]().union(*self._clients.values())
 
     def stream(self, request: Request) -> ResponseStream:
         targets = request.query.get("watch", "").split()
@@ -111,6 +111,6 @@ class EventStreams:
         self._beats += 1
         self._scheduler.sampling.request()
         if self._beats % HEARTBEAT_S == 0:
-            for client in set[StreamClient]().union(*self._clients.values()):
+            for client in self.viewers:
                 client.send(HEARTBEAT)
         self._beat_timer = asyncio.get_running_loop().call_later(1.0, self._beat)

@@ -1,13 +1,11 @@
 """Answer the requests of the web page: the page, its files, and the daemon's routes as far as the access rules allow.
 
-- The Host header has to be one of the page's own names, which defeats DNS rebinding.
-- Browsers report where a request comes from (`Origin`, `Sec-Fetch-Site`). From another site only a navigation to the
-  page itself is answered. A change has to be JSON, which no HTML form can send.
-- Scripts and the page send the token as a header: browsers send cookies to all ports of a host. The page and its
-  files, which hold nothing of the user, need no token. A target can be watched if a request for it would be allowed.
-- A request has to name a known file exactly, so path traversal is impossible.
-- Rate limits are separate: refused requests never use up the limit of the page's owner, and wrong tokens, however
-  many, never lock out the right one.
+- The Host header has to be one of the page's own names, which defeats DNS rebinding. From another site only a
+navigation to the page itself is answered. A change has to be JSON, which no HTML form can send.
+- The token is sent as a header: browsers send cookies to all ports of a host. The page and its files need none: they
+hold nothing of the user. A target can be watched if a request for it would be allowed.
+- A file has to be named exactly, so path traversal is impossible. Refused requests never use up the limit of the page's
+owner, and wrong tokens, however many, never lock out the right one.
 """
 
 import hashlib

@@ -1,16 +1,11 @@
-"""Find the user at the other end of a connection from this machine (Linux only), and refuse other users.
+"""Find the user at the other end of a connection from this machine (Linux only), and refuse other users: when the
+daemon has ended, another user can take its port, and open pages then send the token there.
 
-When the daemon has ended, another user can take its port, and open pages then send the token there. So where the kernel
-reports the user of a connection, only the page's own user and root are accepted; the token is not enough.
-
-The kernel forgets a closed socket, or reports it as root's in older versions. What was sent before can still be read,
-so a peer that cannot be found has gone and is refused. Where the kernel answers neither directly nor by its list, or
-the list lacks even our own socket, the user is unknown and the token has to do.
-
-A process of this machine may connect from any address of the machine, also to 127.0.0.1.
-
-The kernel is asked over netlink (sock_diag(7)). The list in /proc has the owner as well, but reading it takes
-milliseconds, more with many sockets: any client could block the daemon that long by connecting.
+- The kernel forgets a closed socket, or reports it as root's in older versions. So a peer that cannot be found has gone
+and is refused. Where the kernel does not answer, or not even about our own socket, the token has to do.
+- A process of this machine may connect from any address of the machine, also to 127.0.0.1.
+- The kernel is asked over netlink (sock_diag(7)). To read the list in /proc takes milliseconds: any client could block
+the daemon that long by connecting.
 """
 
 import contextlib

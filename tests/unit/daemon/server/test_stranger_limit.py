@@ -9,7 +9,7 @@ def test_the_oldest_connection_of_the_largest_network_goes() -> None:
         assert strangers.add(name, network) is None
     assert strangers.add("d", "10.0.0.2") == "a"
     assert strangers.add("e", "10.0.0.3") == "b"
-    assert sorted(strangers.all()) == ["c", "d", "e", "owner"]
+    assert sorted(strangers) == ["c", "d", "e", "owner"]
 
 
 def test_there_are_never_more_than_the_limit_and_the_newest_is_among_them() -> None:
@@ -17,7 +17,7 @@ def test_there_are_never_more_than_the_limit_and_the_newest_is_among_them() -> N
     for number in range(50):
         strangers.add(number, f"10.0.0.{number}")
         assert len(strangers) <= 3
-        assert number in strangers.all()
+        assert number in strangers
 
 
 def test_one_that_has_left_makes_room() -> None:
@@ -26,7 +26,7 @@ def test_one_that_has_left_makes_room() -> None:
     strangers.discard("a")
     strangers.discard("a")
     assert strangers.add("b", "10.0.0.1") is None
-    assert strangers.all() == ["b"]
+    assert list(strangers) == ["b"]
 
 
 def test_addresses_of_one_ipv6_network_count_together() -> None:

@@ -13,18 +13,12 @@ REPORT = Verb(
     """,
     (
         Option("since", "text", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
-        Option(
-            "by",
-            "choice",
-            "WHAT",
-            "Group jobs by user, workspace or name.",
-            choices=("user", "workspace", "name"),
-            default="user",
-        ),
+        Option("by", "choice", "WHAT", "Group jobs by user, workspace or name.",
+               choices=("user", "workspace", "name"), default="user"),
         Option("html", "text", "FILE", "Write it to one self-contained HTML file."),
         JSON,
     ),
-)
+)  # fmt: skip
 
 
 def _run_report(typed: Typed) -> int:
