@@ -105,15 +105,9 @@ class ClusterPlace(Programs):
     def die(self, launches: Sequence[Launch], *, begun: bool) -> list[Prepared]:
         encoded = msgspec.json.encode(launches).decode()
         call = [
-            sys.executable,
-            "-c",
-            DAEMON,
-            str(self.queue),
-            self._maker,
-            self._argument,
-            "begin" if begun else "",
+            sys.executable, "-c", DAEMON, str(self.queue), self._maker, self._argument, "begin" if begun else "",
             encoded,
-        ]
+        ]  # fmt: skip
         ran = subprocess.run(call, cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=False)
         assert ran.returncode == -signal.SIGKILL
         return msgspec.json.decode(ran.stdout, type=list[Prepared])

@@ -103,12 +103,9 @@ def until(condition: Callable[[], object], what: str, every_s: float = 0.02) -> 
 
 def attempt_of(place: Place, prepared: Prepared) -> Attempt:
     return Attempt(
-        job_id=prepared.job_id,
-        number=prepared.attempt,
-        phase=Started(at=0.0, keeper_pid=prepared.keeper_pid),
-        boot_id=place.boot_id(),
-        log=prepared.log,
-    )
+        job_id=prepared.job_id, number=prepared.attempt, phase=Started(at=0.0, keeper_pid=prepared.keeper_pid),
+        boot_id=place.boot_id(), log=prepared.log,
+    )  # fmt: skip
 
 
 def kinds(ends: Sequence[Ended]) -> dict[int, OutcomeKind]:
@@ -143,23 +140,19 @@ class EngineContract:
         assert {one.job_id: one.outcome.error_line for one in ends} == {1: None, 2: place.error_line}
         assert engine.ended() == []
 
-    def test_a_discarded_attempt_never_runs_and_is_not_reported(self, place: Place) -> None:
+    def test_a_discarded_attempt_never_runs_and_may_be_prepared_again(self, place: Place) -> None:
         engine = place.engine()
+        until(lambda: engine.offer().trouble is None, "an offer without trouble")
+        most = engine.offer().most_jobs
+        assert most is None or most > 0
         engine.prepare(place.launch(1, "succeeds"), None)
+        engine.prepare(place.launch(3, "fails"), None)
         engine.discard_prepared()
         engine.prepare(place.launch(2, "succeeds"), None)
+        engine.prepare(place.launch(3, "succeeds"), None)
         engine.start_prepared()
-        assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
-        assert place.runs(1) == 0
-
-    def test_a_discarded_attempt_may_be_prepared_again_under_its_number(self, place: Place) -> None:
-        engine = place.engine()
-        engine.prepare(place.launch(1, "fails"), None)
-        engine.discard_prepared()
-        engine.prepare(place.launch(1, "succeeds"), None)
-        engine.start_prepared()
-        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
-        assert place.runs(1) == 1
+        assert kinds(place.ended(engine, 2)) == {2: OutcomeKind.SUCCEEDED, 3: OutcomeKind.SUCCEEDED}
+        assert (place.runs(1), place.runs(3)) == (0, 1)
 
     def test_attempts_of_a_daemon_killed_before_starting_them_never_ran(self, place: Place) -> None:
         prepared = place.die([place.launch(1, "succeeds"), place.launch(2, "succeeds")], begun=False)
@@ -177,13 +170,15 @@ class EngineContract:
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
 
     def test_a_running_attempt_outlives_its_daemon_and_the_next_one_reports_its_end(self, place: Place) -> None:
-        prepared = place.die([place.launch(1, "waits")], begun=True)
+        [prepared] = place.die([place.launch(2, "waits")], begun=True)
+        unknown = attempt_of(place, msgspec.structs.replace(prepared, job_id=1))
         engine = place.engine()
-        engine.adopt([attempt_of(place, one) for one in prepared])
+        engine.adopt([unknown, attempt_of(place, prepared)])
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.NEVER_STARTED}, "an attempt unknown to the engine"
         assert engine.ended() == []
-        place.let_go(1)
-        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
-        assert place.runs(1) == 1
+        place.let_go(2)
+        assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
+        assert place.runs(2) == 1
 
     def test_an_end_that_was_not_recorded_is_reported_again_to_the_next_daemon(self, place: Place) -> None:
         first = place.engine()
@@ -205,16 +200,6 @@ class EngineContract:
         ends = place.ended(engine, 1)
         assert kinds(ends) == {1: OutcomeKind.LOST}, ends
         engine.signal(attempt_of(place, prepared), signal.SIGKILL)
-
-    def test_an_attempt_unknown_to_the_engine_never_started(self, place: Place) -> None:
-        [other] = place.die([place.launch(2, "waits")], begun=True)
-        unknown = attempt_of(place, msgspec.structs.replace(other, job_id=1))
-        engine = place.engine()
-        engine.adopt([unknown, attempt_of(place, other)])
-        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.NEVER_STARTED}
-        wait_until_running(place, 2)
-        engine.signal(attempt_of(place, other), signal.SIGKILL)
-        assert kinds(place.ended(engine, 1))[2] in ended_by_signal(place)
 
     def test_a_signal_reaches_the_program_and_its_supervisor_reports_the_end(self, place: Place) -> None:
         engine = place.engine()
@@ -249,12 +234,6 @@ class EngineContract:
         assert kinds(place.ended(second, 1)) == {1: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 1
 
-    def test_a_working_engine_offers_capacity(self, place: Place) -> None:
-        engine = place.engine()
-        until(lambda: engine.offer().trouble is None, "an offer without trouble")
-        most = engine.offer().most_jobs
-        assert most is None or most > 0
-
     def test_only_an_engine_that_places_work_reports_its_place_before_the_end(self, place: Place) -> None:
         engine = place.engine()
         before = time.time()
@@ -277,10 +256,7 @@ class EngineContract:
         assert {(each.job_id, each.attempt) for each in statuses} <= {(1, 1)}
         assert all(each.at is None or before - 1 <= each.at <= time.time() + 1 for each in statuses)
         assert engine.site_changes() == []
-
-    def test_the_place_of_a_short_attempt_is_reported_with_its_end(self, place: Place) -> None:
-        engine = place.engine()
-        engine.prepare(place.launch(1, "succeeds"), None)
+        engine.prepare(place.launch(2, "succeeds"), None)
         engine.start_prepared()
         place.ended(engine, 1)
-        assert any(each.place for each in engine.site_changes()) is place.places_work
+        assert any(each.place for each in engine.site_changes()) is place.places_work, "a short one, with its end"

@@ -57,9 +57,7 @@ class MemoryContract:
         assert bytes(page[:3]) == b"abc"
 
     @pytest.mark.parametrize("splits", [(), (1,), (7, 7, 4096), (1, 2, 3, 40_001)])
-    def test_bytes_are_downloaded_as_uploaded_however_they_are_split(
-        self, memory: DeviceMemory, splits: tuple[int, ...]
-    ) -> None:
+    def test_bytes_come_back_however_they_are_split(self, memory: DeviceMemory, splits: tuple[int, ...]) -> None:
         content = some_bytes(50_003)
         buffer = memory.allocate(len(content))
         memory.upload(paged(memory, content, splits), buffer)

@@ -18,15 +18,9 @@ LONG_S = 60.0
 SLACK_S = 0.5
 
 VENDOR_TOOLS = {
-    "nvidia-smi": "nvidia",
-    "amd-smi": "amd",
-    "rocm-smi": "amd",
-    "radeontop": "amd",
-    "intel_gpu_top": "intel",
-    "xpu-smi": "intel",
-    "powermetrics": "apple",
-    "ioreg": "apple",
-}
+    "nvidia-smi": "nvidia", "amd-smi": "amd", "rocm-smi": "amd", "radeontop": "amd", "intel_gpu_top": "intel",
+    "xpu-smi": "intel", "powermetrics": "apple", "ioreg": "apple",
+}  # fmt: skip
 BROKEN = {
     "hung": ("import signal, subprocess\nsubprocess.Popen(['sleep', '600'])\nsignal.pause()", {"timeout"}),
     "crashing": ("import os; os.abort()", {"crashed"}),

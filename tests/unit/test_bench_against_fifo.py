@@ -42,14 +42,10 @@ def long_programs() -> list[TraceJob]:
     random, jobs = Random(2), []
     for at in range(16):
         job = trace_job(
-            60.0 * at,
-            program=f"python model{at % 5}.py --seed {at}",
-            peak_mb=random.uniform(2000.0, 12_000.0),
-            duration_s=random.uniform(300.0, 1200.0),
-            load_percent=random.uniform(30.0, 90.0),
-            start_s=10.0,
+            60.0 * at, program=f"python model{at % 5}.py --seed {at}", peak_mb=random.uniform(2000.0, 12_000.0),
+            duration_s=random.uniform(300.0, 1200.0), load_percent=random.uniform(30.0, 90.0), start_s=10.0,
             ramp_s=20.0,
-        )
+        )  # fmt: skip
         jobs.append(job if at % 4 else replace(job, late_s=200.0, late_mb=1000.0))
     return jobs
 
@@ -62,9 +58,7 @@ def long_programs() -> list[TraceJob]:
         (long_programs(), "2x24GB", 0.9, 0.2),  # its late growth cannot be foreseen, and the guard acts on it
     ],
 )
-def test_even_the_first_pass_is_faster_than_one_job_per_gpu(
-    jobs: list[TraceJob], devices: str, gain: float, disturbed: float
-) -> None:
+def test_even_the_first_pass_is_faster(jobs: list[TraceJob], devices: str, gain: float, disturbed: float) -> None:
     [alone] = passes("fifo", jobs, devices, 1)
     fifo = summarize(alone, alone)
     [first] = (summarize(each, alone) for each in passes("gpuyard", jobs, devices, 1))

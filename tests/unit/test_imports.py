@@ -9,17 +9,10 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src"
 PACKAGE = "gpuyard"
 CATCH_ALL = {
-    "queue/engine_set.py",
-    "daemon/api/routes.py",
-    "daemon/loop.py",
-    "daemon/main.py",
-    "daemon/monitor/sampling.py",
-    "daemon/retention.py",
-    "engines/cluster/engine.py",
-    "engines/open_cluster_engine.py",
-    "probes/fallback_chain.py",
-    "recipes/render/memory/assets_in_use.py",
-}
+    "queue/engine_set.py", "daemon/api/routes.py", "daemon/loop.py", "daemon/main.py",
+    "daemon/monitor/sampling.py", "daemon/retention.py", "engines/cluster/engine.py",
+    "engines/open_cluster_engine.py", "probes/fallback_chain.py", "recipes/render/memory/assets_in_use.py",
+}  # fmt: skip
 # Names of classes that stand for the same idea in two places. None does at present.
 SHARED: set[str] = set()
 

@@ -53,9 +53,7 @@ def test_tools_and_pip_are_recognised_by_what_they_record(tmp_path: Path, monkey
     assert (found.upgrade, found.remove) == ("uv tool upgrade gpuyard", "uv tool uninstall gpuyard")
 
 
-def test_a_checkout_with_its_own_environment_is_removed_by_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkout_of_its_own_is_removed_by_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     direct = json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
     record(monkeypatch, INSTALLER="pip", direct_url=direct)
     elsewhere = find_installation("/opt/env", PYTHON)
@@ -65,9 +63,7 @@ def test_a_checkout_with_its_own_environment_is_removed_by_make(
     assert found.remove == f"make -C {tmp_path} clean"
 
 
-def test_an_extra_is_added_by_the_installing_program_from_the_same_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extra_is_added_from_the_same_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(monkeypatch, INSTALLER="pip")
     assert find_installation(str(tmp_path), PYTHON).with_extra("top") == f"{PYTHON} -m pip install 'gpuyard[top]'"
     record(monkeypatch, INSTALLER="pip", direct_url=json.dumps({"url": "file:///data/my%20copy", "dir_info": {}}))
@@ -105,9 +101,7 @@ def test_any_other_origin_is_not_a_checkout(direct: str, tmp_path: Path, monkeyp
     assert "-m pip uninstall" in find_installation(str(tmp_path), PYTHON).remove
 
 
-def test_a_copy_without_installer_metadata_is_removed_as_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_without_metadata_is_removed_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> Metadata:
         raise metadata.PackageNotFoundError
 

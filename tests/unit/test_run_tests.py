@@ -50,9 +50,7 @@ def test_a_flaky_test_is_reported_and_fails_a_full_run_only(
     assert verdict.startswith(f"tests: {word}, ")
 
 
-def test_a_test_that_also_fails_alone_fails_the_run_and_tests_marked_full_are_skipped(
-    runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_test_that_fails_alone_fails_the_run(runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     marked = "import pytest\n@pytest.mark.full\ndef test_long(): assert False\n"
     (tmp_path / "test_two.py").write_text(f"{FAILS_ONCE}\ndef test_it(): assert False\n{marked}")
     assert runner.main(full=False) == 1

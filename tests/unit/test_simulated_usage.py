@@ -75,12 +75,9 @@ def test_the_states_change_in_the_same_order_as_with_a_driver(owner: Owner, devi
         step(owner.pid)
         states.append((driver.state(owner.pid), used_mb(devices)))
     assert states == [
-        (CudaProcessState.RUNNING, 1000),
-        (CudaProcessState.LOCKED, 1000),
-        (CudaProcessState.SUSPENDED, 0),
-        (CudaProcessState.LOCKED, 1000),
-        (CudaProcessState.RUNNING, 1000),
-    ]
+        (CudaProcessState.RUNNING, 1000), (CudaProcessState.LOCKED, 1000), (CudaProcessState.SUSPENDED, 0),
+        (CudaProcessState.LOCKED, 1000), (CudaProcessState.RUNNING, 1000),
+    ]  # fmt: skip
 
 
 def test_what_is_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,9 +140,7 @@ def test_hip_numbers_only_the_devices_that_rocr_left_visible(
     (2, {"ZE_AFFINITY_MASK": "0"}),
     (None, {}),
 ])  # fmt: skip
-def test_on_a_machine_with_several_vendors_the_devices_of_all_others_are_hidden(
-    place: int | None, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_vendors_are_hidden(place: int | None, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [device(Vendor.NVIDIA, "GPU-aa"), device(Vendor.AMD, "GPU-11"), device(Vendor.INTEL, "0000:03:00.0")]
     chosen = [] if place is None else [cards[place]]
     variables = visible_variables(chosen, machine(*cards))

@@ -59,9 +59,7 @@ def test_a_waiting_process_beats_between_two_attempts(tmp_path: Path, monkeypatc
     assert len(beats) >= 4
 
 
-def test_nothing_starts_below_the_floor_until_it_has_been_free_for_5_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_starts_before_the_floor_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 24 GB, 2 GB stay free: for requests with and without RAM of their own."""
     available_mb, now = 1900.0, time.monotonic()
 
@@ -162,9 +160,7 @@ def left_behind(ledger: Ledger) -> list[str]:
 
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["at once", "after a wait"])
-def test_an_interrupt_at_any_line_leaves_nothing_held_and_raises_only_the_interrupt(
-    tmp_path: Path, is_taken: bool
-) -> None:
+def test_an_interrupt_at_any_line_leaves_nothing_held(tmp_path: Path, is_taken: bool) -> None:
     with child(interrupt_everywhere, tmp_path, is_taken) as process:
         wrong, lines = process.receive()
     assert wrong == []

@@ -95,15 +95,10 @@ def test_braces_that_are_no_placeholders_stay(text: str, filled: str) -> None:
 # How each part of a command is written, and what becomes of it with a=1 and b=2.
 PARTS = st.sampled_from(
     [
-        ("{a}", "1"),
-        ("{{a}}", "{a}"),
-        ("{{{b}}}", "{2}"),
-        ("{{c}}", "{c}"),
-        ("${a}", "${a}"),
-        ("{}", "{}"),
+        ("{a}", "1"), ("{{a}}", "{a}"), ("{{{b}}}", "{2}"), ("{{c}}", "{c}"), ("${a}", "${a}"), ("{}", "{}"),
         ("{ a }", "{ a }"),
     ]
-)
+)  # fmt: skip
 
 
 @given(st.lists(PARTS | st.text(alphabet='ab$":, ', max_size=5).map(lambda text: (text, text)), max_size=8))
@@ -130,9 +125,7 @@ def test_any_text_can_be_written_with_doubled_braces(parts: list[tuple[str, str]
         (["run", "{lr}"], {"sweep": "lr=1,2", "seed": 3}, "--seed goes with --sample", "leave out"),
     ],
 )
-def test_a_mistake_is_refused_with_the_nearest_name(
-    command: list[str], options: dict[str, Any], says: str, hint: str
-) -> None:
+def test_a_mistake_names_the_nearest_name(command: list[str], options: dict[str, Any], says: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         submit(*command, **options)
     assert says in caught.value.message

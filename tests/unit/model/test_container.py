@@ -48,14 +48,9 @@ def test_mounts_need_an_image_and_targets_are_given_once() -> None:
         parse_container("image", ["/a:/x", "/b:/x"], (), (), "/")
     # Variables of the hosts software do not enter a container.
     names = [
-        "PATH",
-        "LD_LIBRARY_PATH",
-        "CONDA_PREFIX",
-        "BASH_FUNC_x%%",
-        "WANDB_API_KEY",
-        "HOME",
+        "PATH", "LD_LIBRARY_PATH", "CONDA_PREFIX", "BASH_FUNC_x%%", "WANDB_API_KEY", "HOME",
         "CUDA_VISIBLE_DEVICES",
-    ]
+    ]  # fmt: skip
     assert variables_to_pass(names) == ["CUDA_VISIBLE_DEVICES", "HOME", "WANDB_API_KEY"]
 
 

@@ -44,9 +44,7 @@ def test_all_dependencies_have_to_be_met() -> None:
         (FAILED, JobState.CANCELLED, "skipped: dependency 7 was cancelled (had to fail)"),
     ],
 )
-def test_a_dependency_that_can_never_be_met_decides_and_gives_the_reason(
-    kind: DependencyKind, state: JobState, why: str
-) -> None:
+def test_a_dependency_that_can_never_be_met_decides(kind: DependencyKind, state: JobState, why: str) -> None:
     others = [(3, OK, JobState.RUNNING), (7, kind, state), (9, ANY, JobState.SUCCEEDED)]
     assert outlook_of_all(others) == (DependencyOutlook.NEVER, why)
 

@@ -55,9 +55,7 @@ def chosen(
     (machine(XE), Need(), None, ["0"]),
     (machine(GREEN, card(Vendor.NVIDIA, 1, None)), Need(), None, ["0", "1"]),
 ])  # fmt: skip
-def test_a_request_gets_the_devices_of_one_vendor(
-    snapshot: Snapshot, need: Need, preferred: Vendor | None, labels: list[str]
-) -> None:
+def test_a_request_gets_one_vendor(snapshot: Snapshot, need: Need, preferred: Vendor | None, labels: list[str]) -> None:
     assert chosen(need, snapshot, preferred=preferred) == labels
 
 

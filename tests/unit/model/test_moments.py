@@ -23,9 +23,7 @@ NOW = datetime(2026, 11, 18, 7, 30)
         ("2026-12-24T18:00", datetime(2026, 12, 24, 18), datetime(2026, 12, 24, 18)),
     ],
 )
-def test_a_time_of_day_is_the_last_one_before_now_or_the_first_one_after_it(
-    text: str, last: datetime, next_: datetime
-) -> None:
+def test_a_time_of_day_is_the_last_or_the_next_one(text: str, last: datetime, next_: datetime) -> None:
     assert last_moment(parse_moment(text), NOW) == last
     assert next_moment(parse_moment(text), NOW) == next_
 

@@ -58,9 +58,7 @@ _events = st.lists(
 
 
 @given(events=_events, wrong_s=_sizes)
-def test_within_a_boot_queue_time_passes_like_true_time_and_shown_ages_are_true(
-    events: list[tuple[str, float, float]], wrong_s: float
-) -> None:
+def test_queue_time_passes_like_true_time(events: list[tuple[str, float, float]], wrong_s: float) -> None:
     machine = Machine(wrong_s)
     moments = [(machine.now(), machine.true)]
     for kind, step_s, seconds in events:

@@ -95,9 +95,7 @@ def test_a_resubmitted_array_element_is_one_job_with_its_own_index_and_values() 
         (PLAIN, {"strange": 1}, "strange"),
     ],
 )
-def test_a_job_that_cannot_be_resubmitted_is_refused_with_a_reason(
-    spec: JobSpec, options: dict[str, object], says: str
-) -> None:
+def test_a_job_that_cannot_be_resubmitted_is_refused(spec: JobSpec, options: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
         resubmission(job(spec), None, options)
 

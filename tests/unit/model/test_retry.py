@@ -19,13 +19,9 @@ from gpuyard.model.retry import (
 )
 
 FAILURES = (
-    OutcomeKind.FAILED,
-    OutcomeKind.CANNOT_START,
-    OutcomeKind.OUT_OF_MEMORY,
-    OutcomeKind.TIMED_OUT,
-    OutcomeKind.LOST,
-    OutcomeKind.NOT_RESTORED,
-)
+    OutcomeKind.FAILED, OutcomeKind.CANNOT_START, OutcomeKind.OUT_OF_MEMORY, OutcomeKind.TIMED_OUT,
+    OutcomeKind.LOST, OutcomeKind.NOT_RESTORED,
+)  # fmt: skip
 SHORT = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="CUDA out of memory")
 
 
@@ -86,9 +82,7 @@ _CAUSE_OF = {OutcomeKind.TIMED_OUT: RetryCause.TIMEOUT, OutcomeKind.OUT_OF_MEMOR
 
 @given(st.sampled_from(FAILURES), st.sets(st.sampled_from(RetryCause)), st.booleans())
 @example(kind=OutcomeKind.FAILED, named={RetryCause.DEVICE}, is_device_fault=True)
-def test_a_job_is_retried_after_the_causes_that_it_names_only(
-    kind: OutcomeKind, named: set[RetryCause], is_device_fault: bool
-) -> None:
+def test_a_job_is_retried_after_named_causes(kind: OutcomeKind, named: set[RetryCause], is_device_fault: bool) -> None:
     chosen = tuple(cause for cause in RetryCause if cause in named)
     verdict = judge(job(retries=1, retry_on=chosen), Outcome(kind=kind), is_device_fault=is_device_fault)
     causes = {_CAUSE_OF.get(kind, RetryCause.FAILED)}
@@ -168,9 +162,7 @@ def job_with(**fields: object) -> Job:
     ("boot_of_attempt", "boot_now", "died"),
     [("a", "a", False), ("a", "b", True), (None, "b", False), ("a", None, False), (None, None, False)],
 )
-def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
-    boot_of_attempt: str | None, boot_now: str | None, died: bool
-) -> None:
+def test_an_attempt_of_another_boot_died_with_it(boot_of_attempt: str | None, boot_now: str | None, died: bool) -> None:
     attempt = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=boot_of_attempt)
     assert died_with_the_machine(attempt, boot_now) is died
 
@@ -208,9 +200,7 @@ def test_a_held_job_says_how_to_release_it() -> None:
 
 
 @pytest.mark.parametrize("on_reboot", OnReboot)
-def test_every_setting_can_be_followed_and_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(
-    on_reboot: OnReboot,
-) -> None:
+def test_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(on_reboot: OnReboot) -> None:
     verdict = after_reboot(job_with(on_reboot=on_reboot))
     assert can(JobState.RUNNING, verdict.event)
     assert verdict.counts is (on_reboot is OnReboot.FAIL)

@@ -104,7 +104,5 @@ def test_urls_with_passwords_and_patterns() -> None:
         (0.5, {}, {"GPUYARD_CPUS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}),
     ],
 )
-def test_the_user_s_own_threads_stay(
-    cpus: float | None, environment: dict[str, str], variables: dict[str, str]
-) -> None:
+def test_own_threads_stay(cpus: float | None, environment: dict[str, str], variables: dict[str, str]) -> None:
     assert thread_variables(cpus, environment) == variables

@@ -36,29 +36,13 @@ def test_the_json_shape_is_the_documented_one() -> None:
     assert shape["host"]["cpu_percent"] is None
     assert shape["devices"] == [
         {
-            "id": "GPU-a",
-            "index": 0,
-            "vendor": "nvidia",
-            "name": None,
-            "parent": None,
-            "pci_bus_id": None,
-            "memory_total_mb": None,
-            "memory_used_mb": None,
-            "memory_used_at_least_mb": None,
-            "memory_free_mb": None,
-            "utilization_percent": None,
-            "power_draw_w": None,
-            "power_limit_w": None,
-            "energy_j": None,
-            "temperature_c": None,
-            "processes": None,
-            "fault": None,
-            "is_integrated": False,
-            "health": None,
-            "healthy": True,
-            "label": "0",
+            "id": "GPU-a", "index": 0, "vendor": "nvidia", "name": None, "parent": None, "pci_bus_id": None,
+            "memory_total_mb": None, "memory_used_mb": None, "memory_used_at_least_mb": None,
+            "memory_free_mb": None, "utilization_percent": None, "power_draw_w": None, "power_limit_w": None,
+            "energy_j": None, "temperature_c": None, "processes": None, "fault": None, "is_integrated": False,
+            "health": None, "healthy": True, "label": "0",
         }
-    ]
+    ]  # fmt: skip
     assert shape["problems"] == [
         {"source": "amd-smi", "kind": "denied", "message": "no", "hint": "as root", "vendor": "amd"}
     ]
@@ -88,7 +72,7 @@ def test_a_need_is_read_back_as_written(need: Need) -> None:
         (UnknownMemory(), True, None),
     ],
 )  # fmt: skip
-def test_each_kind_says_whether_it_is_exclusive_and_how_much_must_be_free(
+def test_each_kind_says_how_much_must_be_free(
     memory: MemoryNeed, is_exclusive: bool, required_mb: float | None
 ) -> None:
     need = Need(memory=memory)

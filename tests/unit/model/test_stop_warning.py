@@ -21,9 +21,7 @@ from gpuyard.model.stopping import check_lead, parse_warning, signal_name, stop_
         ("int@0s", signal.SIGINT, 0.0), ("40@1h", 40, 3600.0),
     ],
 )  # fmt: skip
-def test_a_signal_is_named_or_numbered_and_comes_a_minute_before_by_default(
-    text: str, signum: int, lead_s: float
-) -> None:
+def test_a_signal_comes_a_minute_before_by_default(text: str, signum: int, lead_s: float) -> None:
     assert parse_warning(text) == StopWarning(signum=signum, lead_s=lead_s)
 
 

@@ -81,17 +81,9 @@ def test_every_option_reaches_the_job() -> None:
         cwd="/data",
         environment={"HOME": "/elsewhere", "A": "1", "B": "x=y"},
         need=Need(
-            devices=2,
-            memory=FixedMemory(8192.0),
-            vendor=Vendor.NVIDIA,
-            model="H100",
-            is_linked=True,
-            is_on_one_node=True,
-            max_utilization_percent=80.0,
-            max_power_w=250.5,
-            max_memory_used_mb=100.0,
-            max_cpu_percent=90.0,
-            min_host_memory_mb=2048.0,
+            devices=2, memory=FixedMemory(8192.0), vendor=Vendor.NVIDIA, model="H100", is_linked=True,
+            is_on_one_node=True, max_utilization_percent=80.0, max_power_w=250.5, max_memory_used_mb=100.0,
+            max_cpu_percent=90.0, min_host_memory_mb=2048.0,
         ),
         name="big",
         tag="night",
@@ -102,7 +94,7 @@ def test_every_option_reaches_the_job() -> None:
         on_reboot=OnReboot.FAIL,
         stdin="in.txt",
         log_cap_mb=1024.0,
-    )
+    )  # fmt: skip
     assert (submission.priority, submission.is_held, submission.devices) == (-3, True, ("0", "GPU-abc"))
 
 
@@ -359,16 +351,9 @@ def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates(
     )  # fmt: skip
     assert (submission.count, submission.group_limit, submission.spec.is_array) == (10, 6, True)
     assert submission.spec.pace == BatchPace(
-        max_cpu_percent=85.0,
-        min_free_memory_mb=2048.0,
-        max_gpu_percent=80.0,
-        max_gpu_memory_mb=8000.0,
-        run_ram_mb=1536.0,
-        smoothing_s=4.0,
-        steady_s=2.0,
-        stagger_s=0.5,
-        sample_log="/data/samples.csv",
-    )
+        max_cpu_percent=85.0, min_free_memory_mb=2048.0, max_gpu_percent=80.0, max_gpu_memory_mb=8000.0,
+        run_ram_mb=1536.0, smoothing_s=4.0, steady_s=2.0, stagger_s=0.5, sample_log="/data/samples.csv",
+    )  # fmt: skip
     assert submission.spec.need == Need(memory=FixedMemory(2048.0), host=HostShare(ram_mb=1536.0))
 
 

@@ -135,29 +135,18 @@ RECORDINGS = Path(__file__).parents[2] / "data" / "progress"
 
 # What each program had done in the middle, and in the end: done, total, unit.
 MIDDLE = {
-    "alive_progress": (5, 10, ""),
-    "click": (50, 100, "%"),
-    "enlighten": (5, 10, "step"),
-    "fastprogress": (2.5, 4, "epoch"),
-    "keras": (2 + 1 / 6, 4, "epoch"),
-    "lightning": (2.5, None, "epoch"),
-    "lightning_rich": (2.5, 4, "epoch"),
-    "progressbar2": (5, 10, ""),
-    "rich": (50, 100, "%"),
-    "rich_nested": (2.5, 4, "epoch"),
-    "tqdm": (5, 10, "step"),
-    "tqdm_nested": (2.5, 4, "epoch"),
+    "alive_progress": (5, 10, ""), "click": (50, 100, "%"), "enlighten": (5, 10, "step"),
+    "fastprogress": (2.5, 4, "epoch"), "keras": (2 + 1 / 6, 4, "epoch"), "lightning": (2.5, None, "epoch"),
+    "lightning_rich": (2.5, 4, "epoch"), "progressbar2": (5, 10, ""), "rich": (50, 100, "%"),
+    "rich_nested": (2.5, 4, "epoch"), "tqdm": (5, 10, "step"), "tqdm_nested": (2.5, 4, "epoch"),
     "transformers": (12, 24, "step"),
-}
+}  # fmt: skip
 SILENT_IN_A_FILE = {"click", "enlighten"}
 FIGURES = {
-    "keras": {"loss", "mae", "val_loss", "val_mae"},
-    "lightning": {"train_loss"},
-    "lightning_rich": {"train_loss"},
-    "tqdm": {"acc", "loss"},
-    "fastprogress": {"loss"},
+    "keras": {"loss", "mae", "val_loss", "val_mae"}, "lightning": {"train_loss"}, "lightning_rich": {"train_loss"},
+    "tqdm": {"acc", "loss"}, "fastprogress": {"loss"},
     "transformers": {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"},
-}
+}  # fmt: skip
 
 
 def recording(name: str) -> str:

@@ -16,15 +16,9 @@ def device(
     device_index: int | None = None,
 ) -> Shortage:
     return Shortage(
-        where=DEVICE,
-        says="",
-        framework=framework,
-        asked_mb=asked_mb,
-        free_mb=free_mb,
-        total_mb=total_mb,
-        held_mb=held_mb,
-        device_index=device_index,
-    )
+        where=DEVICE, says="", framework=framework, asked_mb=asked_mb, free_mb=free_mb, total_mb=total_mb,
+        held_mb=held_mb, device_index=device_index,
+    )  # fmt: skip
 
 
 def host(framework: str, *, asked_mb: float) -> Shortage:

@@ -200,9 +200,7 @@ def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None
         (shared(6 * GB), [promised(None)], CARD + 6 * GB),
     ],
 )
-def test_a_device_is_charged_its_leases_and_one_more_run(
-    need: Need, promises: list[PromisedShare], charged: float
-) -> None:
+def test_a_device_is_charged_one_more_run(need: Need, promises: list[PromisedShare], charged: float) -> None:
     assert charged_on(DeviceState(card(0), promises, None), need) == charged
 
 
@@ -344,9 +342,7 @@ def test_a_closed_gate_opens_once_its_figure_was_within_for_long(steps: list[tup
 
 
 @given(sequences, st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 4 * GB)), min_size=20, max_size=20))
-def test_more_load_from_outside_never_opens_a_gate_earlier(
-    steps: list[tuple[float, Seen]], more: list[tuple[float, float]]
-) -> None:
+def test_more_load_never_opens_a_gate_earlier(steps: list[tuple[float, Seen]], more: list[tuple[float, float]]) -> None:
     calm = with_times(steps)
     busy = [_with_more(reading, *hog) for reading, hog in zip(calm, more, strict=False)]
     for quiet, loud in zip(standings(PACE, calm), standings(PACE, busy), strict=True):

@@ -57,7 +57,7 @@ def layouts(draw: st.DrawFn) -> CpuLayout:
     layout=layouts(),
     wishes=st.lists(st.tuples(st.none() | st.integers(1, 12), st.frozensets(st.none() | st.integers(0, 3)))),
 )
-def test_sets_are_disjoint_and_of_the_right_size_and_near_the_gpus(
+def test_sets_are_disjoint_and_near_gpus(
     layout: CpuLayout, wishes: list[tuple[int | None, frozenset[int | None]]]
 ) -> None:
     live: list[tuple[int | None, tuple[int, ...]]] = []

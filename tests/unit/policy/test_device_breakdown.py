@@ -28,14 +28,9 @@ def promise(
 
 def parts(own: tuple[float, float], others: tuple[float, float], foreign: float, free: float) -> MemoryParts:
     return MemoryParts(
-        capacity_mb=24_000.0,
-        own_mb=own[0],
-        own_used_mb=own[1],
-        others_mb=others[0],
-        others_used_mb=others[1],
-        foreign_mb=foreign,
-        free_mb=free,
-    )
+        capacity_mb=24_000.0, own_mb=own[0], own_used_mb=own[1], others_mb=others[0], others_used_mb=others[1],
+        foreign_mb=foreign, free_mb=free,
+    )  # fmt: skip
 
 
 def test_a_device_is_divided_into_leases_foreign_and_free_memory() -> None:

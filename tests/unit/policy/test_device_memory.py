@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from gpuyard.model.lease import Lease, Need, Share
 from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.policy.device_state import DeviceState, PromisedShare, capacity, charged_mb, lease_ids
-from gpuyard.policy.machine import Machine
 from gpuyard.policy.placement import PlacementChoice, choose
 from tests.known import known
-from tests.unit.policy.test_placement import ALICE, CARD, GB, card, devices_of, free_memory, machine, shared
+from tests.unit.policy.test_placement import ALICE, CARD, GB, card, devices_of, free_memory, on_cards, shared
 
 sizes = st.sampled_from([None, 0.0, GB, 5 * GB, 9 * GB, 30 * GB])
 
@@ -26,13 +25,10 @@ def states(draw: st.DrawFn) -> DeviceState:
         is_reservation = draw(st.integers(0, 4)) == 0
         promises.append(
             PromisedShare(
-                share=share,
-                holder=ALICE,
-                measured_mb=None if is_reservation else measured,
-                is_reservation=is_reservation,
-                lease_id=None if is_reservation else f"l{number}",
+                share=share, holder=ALICE, measured_mb=None if is_reservation else measured,
+                is_reservation=is_reservation, lease_id=None if is_reservation else f"l{number}",
             )
-        )
+        )  # fmt: skip
     seen = sum(each.measured_mb or 0.0 for each in promises)
     used = seen + draw(st.floats(0.0, 1.0)) * (CARD - seen)
     return DeviceState(card(0, used=used), promises, None)
@@ -97,17 +93,16 @@ def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Devic
 
 
 def test_a_share_records_the_foreign_memory_at_its_grant() -> None:
-    [share] = claimed(choose(shared(4 * GB), Machine(now=0.0, snapshot=machine(unlisted(2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), on_cards(unlisted(2 * GB))))
     assert share.foreign_mb == 2 * GB
-    beside = Machine(
-        now=0.0,
-        snapshot=machine(unlisted(5 * GB)),
+    beside = on_cards(
+        unlisted(5 * GB),
         leases=(Lease(id="a", holder=ALICE, shares=(share,), since=0.0),),
         measured={("a", "G0"): 3 * GB},
     )
     [second] = claimed(choose(shared(4 * GB), beside))
     assert second.foreign_mb == 2 * GB, "never the use of a lease"
-    [share] = claimed(choose(shared(4 * GB), Machine(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), on_cards(card(0, used=2 * GB))))
     assert share.foreign_mb is None, "where processes are listed nothing is noted since each is seen"
 
 
@@ -117,7 +112,7 @@ def test_earlier_foreign_memory_does_not_count_as_use_of_a_reservation(used: flo
     share = Share(device_id="G0", memory_mb=4 * GB, is_exclusive=False, foreign_mb=2 * GB)
     leases = (Lease(id="a", holder=ALICE, shares=(share,), since=0.0),)
     device = unlisted(used * GB)
-    assert free_memory(device, Machine(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
+    assert free_memory(device, on_cards(device, leases=leases)) == free * GB
 
 
 @pytest.mark.parametrize(("device", "starts"), [
@@ -125,7 +120,7 @@ def test_earlier_foreign_memory_does_not_count_as_use_of_a_reservation(used: flo
     (card(0, used=1.8 * GB), False),
 ])  # fmt: skip
 def test_where_processes_are_hidden_an_exclusive_device_may_have_a_desktop_on_it(device: Device, starts: bool) -> None:
-    assert bool(devices_of(choose(Need(), Machine(now=0.0, snapshot=machine(device))))) is starts
+    assert bool(devices_of(choose(Need(), on_cards(device)))) is starts
 
 
 def claimed(choice: PlacementChoice) -> tuple[Share, ...]:

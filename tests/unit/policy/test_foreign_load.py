@@ -28,15 +28,9 @@ def foreign_process(pid: int = 7, percent: float | None = None) -> ForeignProces
 
 def card(index: int = 0, percent: float | None = 100.0) -> Device:
     return Device(
-        id=f"G{index}",
-        vendor=Vendor.NVIDIA,
-        index=index,
-        memory_total_mb=24 * GB,
-        memory_used_mb=GB,
-        memory_free_mb=23 * GB,
-        utilization_percent=percent,
-        processes=(),
-    )
+        id=f"G{index}", vendor=Vendor.NVIDIA, index=index, memory_total_mb=24 * GB, memory_used_mb=GB,
+        memory_free_mb=23 * GB, utilization_percent=percent, processes=(),
+    )  # fmt: skip
 
 
 def share(percent: float | None) -> Share:
@@ -61,9 +55,7 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
         ([foreign_process()], [share(None)], 0.0),
     ],
 )
-def test_figures_of_processes_count_first(
-    processes_seen: list[ForeignProcess], own: list[Share], percent: float
-) -> None:
+def test_figures_of_processes_go_first(processes_seen: list[ForeignProcess], own: list[Share], percent: float) -> None:
     assert read_foreign_load(card(percent=90.0), processes_seen, own) == percent
 
 

@@ -25,7 +25,7 @@ from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.wait_reasons import ReasonKind
 from tests.known import known
 from tests.scale import size
-from tests.unit.policy.test_placement import GB, card, devices_of, kinds_of, lease, machine, shared, ticket
+from tests.unit.policy.test_placement import GB, card, devices_of, kinds_of, lease, machine, on_cards, shared, ticket
 from tests.unit.policy.test_planner import queue, started, view
 from tests.unit.policy.test_preemption import URGENT, held, job
 from tests.unit.policy.test_preemption import ids as ids_of
@@ -118,9 +118,7 @@ def test_no_other_set_is_linked_better_or_breaks_less(
 
 
 @given(topologies(most=7), conditions)
-def test_a_greedy_set_meets_the_conditions_wherever_one_exists(
-    drawn: tuple[Topology, list[str]], wanted: SetConditions
-) -> None:
+def test_a_greedy_set_is_found_wherever_one_exists(drawn: tuple[Topology, list[str]], wanted: SetConditions) -> None:
     topology, devices = drawn
     exact = best_set(topology, devices, wanted)
     with mock.patch.object(linked_sets, "MOST_SETS", 0):
@@ -228,7 +226,7 @@ def test_jobs_keep_groups_whole() -> None:
 
 def test_free_memory_decides_before_broken_sets_and_without_links() -> None:
     cards = [card(0), card(1, used=4 * GB), card(2, used=2 * GB)]
-    view = Machine(now=0.0, snapshot=machine(*cards))
+    view = on_cards(*cards)
     assert devices_of(choose(shared(GB, devices=2), view)) == ("G1", "G2"), "without known links memory alone decides"
     cards = [card(index, used=8 * GB if index == 0 else 0.0) for index in range(8)]
     view = Machine(now=0.0, snapshot=linked_machine(merge(EIGHT, groups("0123")), *cards), leases=())

@@ -26,9 +26,7 @@ def test_averages_follow_half_lives() -> None:
 
 
 @given(start=readings, level=readings, cuts=st.lists(st.floats(0.01, 5), min_size=1, max_size=8))
-def test_a_steady_level_gives_the_same_average_however_often_it_is_sampled(
-    start: float, level: float, cuts: list[float]
-) -> None:
+def test_an_average_does_not_depend_on_the_rate_of_samples(start: float, level: float, cuts: list[float]) -> None:
     at_once = smooth(Smoothed(value=start, at=0.0), level, sum(cuts), HALF_LIFE)
     often, now = Smoothed(value=start, at=0.0), 0.0
     for cut in cuts:
@@ -56,9 +54,7 @@ percents = st.floats(0, 200)
     ("figure", "when_open", "when_closed"),
     [(80.0, OPEN, OPEN), (85.0, OPEN, OPEN), (85.1, OPEN, CLOSED), (90.0, OPEN, CLOSED), (90.1, CLOSED, CLOSED)],
 )
-def test_a_gate_reopens_when_the_figure_is_well_below_its_upper_limit(
-    figure: float, when_open: bool, when_closed: bool
-) -> None:
+def test_a_gate_reopens_well_below_its_upper_limit(figure: float, when_open: bool, when_closed: bool) -> None:
     assert is_above(figure, 90.0, 5.0, was_above=OPEN) == when_open
     assert is_above(figure, 90.0, 5.0, was_above=CLOSED) == when_closed
 
@@ -67,9 +63,7 @@ def test_a_gate_reopens_when_the_figure_is_well_below_its_upper_limit(
     ("figure", "when_open", "when_closed"),
     [(700.0, OPEN, OPEN), (640.0, OPEN, OPEN), (639.0, OPEN, CLOSED), (512.0, OPEN, CLOSED), (511.0, CLOSED, CLOSED)],
 )
-def test_a_gate_reopens_when_the_figure_is_well_above_its_lower_limit(
-    figure: float, when_open: bool, when_closed: bool
-) -> None:
+def test_a_gate_reopens_well_above_its_lower_limit(figure: float, when_open: bool, when_closed: bool) -> None:
     assert is_below(figure, 512.0, 128.0, was_below=OPEN) == when_open
     assert is_below(figure, 512.0, 128.0, was_below=CLOSED) == when_closed
 
@@ -157,9 +151,7 @@ def test_between_closing_and_opening_the_figure_was_within_for_the_whole_time(st
 
 
 @given(steps, st.sets(st.integers(0, 39)))
-def test_to_be_beyond_more_often_never_opens_it_earlier(
-    story: list[tuple[float, bool | None]], worse: set[int]
-) -> None:
+def test_beyond_more_often_never_opens_it_earlier(story: list[tuple[float, bool | None]], worse: set[int]) -> None:
     busier = [
         (later_s, False if place in worse and is_within is not None else is_within)
         for place, (later_s, is_within) in enumerate(story)

@@ -155,25 +155,14 @@ def test_any_mixture_of_messages_is_borne(pieces: list[str]) -> None:
 
 
 HOSTILE = [
-    ("a" * 65536, False),
-    ("cuda " * 13000, False),
-    ("out of memory " * 4600, False),
-    ("CUDA out of memory " * 3400, False),
-    ("Traceback (most recent call last):\n" * 1800, False),
-    ("OOM when allocating tensor " * 2400, True),
-    ("failed to allocate " * 3400, False),
-    ("RESOURCE_EXHAUSTED: " * 3200, False),
-    ("Error: out of GPU " * 3600, False),
-    ("alloc 1," + "1," * 32768, False),
-    ("allocate 1,111" * 4600, False),
-    ("alloc " + "\x1b[" * 32768, False),
-    ("NCCL WARN out of " * 3800, False),
-    ("cudaMalloc" * 6500, False),
-    ("out of" + " " * 65536, False),
-    ("MemoryError" + " " * 65536 + ".", False),
-    ("\n" * 65536, False),
-    ((PYTORCH + " ") * 120, True),
-]
+    ("a" * 65536, False), ("cuda " * 13000, False), ("out of memory " * 4600, False),
+    ("CUDA out of memory " * 3400, False), ("Traceback (most recent call last):\n" * 1800, False),
+    ("OOM when allocating tensor " * 2400, True), ("failed to allocate " * 3400, False),
+    ("RESOURCE_EXHAUSTED: " * 3200, False), ("Error: out of GPU " * 3600, False),
+    ("alloc 1," + "1," * 32768, False), ("allocate 1,111" * 4600, False), ("alloc " + "\x1b[" * 32768, False),
+    ("NCCL WARN out of " * 3800, False), ("cudaMalloc" * 6500, False), ("out of" + " " * 65536, False),
+    ("MemoryError" + " " * 65536 + ".", False), ("\n" * 65536, False), ((PYTORCH + " ") * 120, True),
+]  # fmt: skip
 
 
 # A pattern that went quadratic would take minutes.

@@ -9,7 +9,7 @@ from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import PATIENCE_S
 from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.policy.wait_reasons import ReasonKind
-from tests.unit.policy.test_placement import BOB, GB, card, devices_of, kinds_of, lease, machine, shared, ticket
+from tests.unit.policy.test_placement import BOB, GB, card, devices_of, kinds_of, lease, on_cards, shared, ticket
 
 
 def test_requests_ahead_are_placed_first() -> None:
@@ -17,17 +17,13 @@ def test_requests_ahead_are_placed_first() -> None:
     late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
     urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
     assert [each.id for each in in_queue_order([late, early, urgent])] == ["urgent", "early", "late"]
-    view = Machine(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
+    view = on_cards(card(0), now=1.0, ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
     assert choice.reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
-    assert devices_of(
-        choose(Need(), Machine(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
-    ) == ("G1",)
+    assert devices_of(choose(Need(), on_cards(card(0), card(1), now=1.0, ahead=(ticket(Need()),)))) == ("G1",)
     # A need of two cards is not starved by needs of one.
-    view = Machine(
-        now=1.0, snapshot=machine(card(0), card(1)), leases=(lease("a", "G0"),), ahead=(ticket(Need(devices=2)),)
-    )
+    view = on_cards(card(0), card(1), now=1.0, leases=(lease("a", "G0"),), ahead=(ticket(Need(devices=2)),))
     assert kinds_of(choose(Need(), view))["G1"] is ReasonKind.AWAITED
     assert kinds_of(choose(shared(1), view))["G1"] is ReasonKind.AWAITED
 
@@ -35,9 +31,9 @@ def test_requests_ahead_are_placed_first() -> None:
 def busy_with_small_work(now: float, need: Need, **bounds: float) -> Machine:
     """Two leases of 4 GB have allocated all of it, and keep the card busy."""
     leases = (lease("a", "G0", memory_mb=4 * GB), lease("b", "G0", memory_mb=4 * GB))
-    return Machine(
+    return on_cards(
+        card(0, used=8 * GB, utilization_percent=100.0, power_draw_w=300.0),
         now=now,
-        snapshot=machine(card(0, used=8 * GB, utilization_percent=100.0, power_draw_w=300.0)),
         leases=leases,
         measured={("a", "G0"): 4 * GB, ("b", "G0"): 4 * GB},
         ahead=(ticket(msgspec.structs.replace(need, **bounds)),),
@@ -73,17 +69,13 @@ def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, 
 )
 def test_a_need_ahead_that_a_foreign_process_blocks_reserves_nothing(need: Need, now: float) -> None:
     host = Host(cpu_percent=95.0)
-    view = Machine(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
+    view = on_cards(card(0, used=20 * GB), card(1), host=host, now=now, ahead=(ticket(need),))
     assert devices_of(choose(Need(), view)) == ("G1",)
 
 
 def test_a_foreign_process_beside_leases_does_not_delay_other_requests() -> None:
     """When the lease ends 16 GB are free, and 20 are needed: no other request waits for that."""
-    view = Machine(
-        now=PATIENCE_S + 1,
-        snapshot=machine(card(0, used=12 * GB)),
-        leases=(lease("a", "G0", memory_mb=4 * GB),),
-        measured={("a", "G0"): 4 * GB},
-        ahead=(ticket(shared(20 * GB)),),
-    )
+    leases, ahead = (lease("a", "G0", memory_mb=4 * GB),), (ticket(shared(20 * GB)),)
+    measured = {("a", "G0"): 4 * GB}
+    view = on_cards(card(0, used=12 * GB), now=PATIENCE_S + 1, leases=leases, measured=measured, ahead=ahead)
     assert devices_of(choose(shared(4 * GB), view)) == ("G0",)

@@ -222,9 +222,7 @@ heads = st.one_of(
 
 @pytest.mark.no_cover
 @given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
-def test_whichever_leases_end_the_head_is_not_delayed(
-    world: Cards, need: Need, queues: list[LaneQueue], chance: Random
-) -> None:
+def test_whichever_leases_end_no_head_waits(world: Cards, need: Need, queues: list[LaneQueue], chance: Random) -> None:
     snapshot, leases, measured = world
     head = queue(99, need, 999, priority=100, waited_s=LONG)
     planner_view = view(head, *queues, on=snapshot, leases=leases, measured=measured)
@@ -251,9 +249,7 @@ def grown(start: Start) -> Start:
     st.lists(st.one_of(needs, st.builds(unknown, st.sampled_from([GB, 12 * GB]), st.integers(1, 2))), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_whatever_unknown_jobs_turn_out_to_need_the_head_is_not_delayed(
-    world: Cards, need: Need, others: list[Need], chance: Random
-) -> None:
+def test_unknown_jobs_delay_no_head(world: Cards, need: Need, others: list[Need], chance: Random) -> None:
     snapshot, leases, measured = world
     queues = [queue(place, each, place * 10) for place, each in enumerate(others, start=1)]
     head = queue(99, need, 999, priority=100, waited_s=LONG)

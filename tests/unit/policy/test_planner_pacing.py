@@ -142,18 +142,14 @@ def test_a_run_that_waits_for_memory_keeps_its_place_on_open_devices() -> None:
 
 
 @pytest.mark.parametrize(("only", "banned"), [(None, ()), (("G1",), ()), (None, ("G0",))])
-def test_a_run_without_devices_waits_while_a_watched_device_is_over_its_limit(
-    only: tuple[str, ...] | None, banned: tuple[str, ...]
-) -> None:
+def test_a_run_without_devices_waits_for_watched_ones(only: tuple[str, ...] | None, banned: tuple[str, ...]) -> None:
     need = Need(devices=0, only=only, banned=banned)
     (reason,) = waiting_job(plan(batch(1, need, 10), standing=busy("G1")), 1).reasons
     assert (reason.kind, reason.device_id) == (ReasonKind.TOO_BUSY, "G1")
 
 
 @pytest.mark.parametrize(("only", "banned"), [(("G0",), ()), (None, ("G1",))])
-def test_a_run_without_devices_ignores_devices_that_it_does_not_watch(
-    only: tuple[str, ...] | None, banned: tuple[str, ...]
-) -> None:
+def test_a_run_without_devices_ignores_others(only: tuple[str, ...] | None, banned: tuple[str, ...]) -> None:
     made = plan(batch(1, Need(devices=0, only=only, banned=banned), 10), standing=busy("G1"))
     assert list(started(made)) == [10]
 

@@ -97,14 +97,10 @@ def plan_behind_a_large_one(most_s: float | None) -> Plan:
     learned = {1: 200.0, 2: 290.0, 3: 50.0}
     return decide(
         view(
-            queue(2, Need()),
-            queue(3, Need()),
-            on=machine(*cards(3)),
-            leases=[held],
-            running=[replace(run, ends_after=NOW + 100.0)],
-            **power(400.0, learned, 1, most_s=most_s),
+            queue(2, Need()), queue(3, Need()), on=machine(*cards(3)), leases=[held],
+            running=[replace(run, ends_after=NOW + 100.0)], **power(400.0, learned, 1, most_s=most_s),
         )
-    )
+    )  # fmt: skip
 
 
 def test_a_job_that_waits_for_power_is_not_overtaken_for_ever() -> None:
@@ -117,9 +113,7 @@ def test_a_job_that_waits_for_power_is_not_overtaken_for_ever() -> None:
 
 
 @given(st.lists(st.none() | st.floats(0.0, CARD_W), min_size=1, max_size=6), st.integers(0, 3), st.floats(1.0, 1500.0))
-def test_no_plan_exceeds_the_limit_unless_a_job_runs_alone(
-    draws: list[float | None], already: int, limit_w: float
-) -> None:
+def test_no_plan_exceeds_the_limit_but_a_job_alone(draws: list[float | None], already: int, limit_w: float) -> None:
     known = {job_id: draw for job_id, draw in enumerate(draws, 1) if draw is not None}
     runs = [on_card(100 + index, index) for index in range(already)]
     limit = power(limit_w, known | {run.job_id: 100.0 for run, _ in runs}, *(run.job_id for run, _ in runs))

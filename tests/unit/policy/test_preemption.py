@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.model.machine_snapshot import Host
-from gpuyard.policy.machine import Machine
 from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.world import RunningJob
-from tests.unit.policy.test_placement import GB, card, lease, machine, placement_without, shared
+from tests.unit.policy.test_placement import GB, card, lease, on_cards, placement_without, shared
 
 URGENT = 5
 
@@ -33,7 +32,7 @@ def placement(*leases: Lease, cards: int = 2, host: Host | None = None, foreign_
     measured: dict[tuple[str, str], float | None] = {
         (each.id, share.device_id): 0.0 for each in leases for share in each.shares
     }
-    return PlacementState(Machine(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured))
+    return PlacementState(on_cards(*devices, host=host, leases=leases, measured=measured))
 
 
 def ids(victims: tuple[RunningJob, ...]) -> set[int]:

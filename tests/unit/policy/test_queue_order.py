@@ -95,9 +95,7 @@ def test_an_aged_job_outruns_every_fresh_one_of_higher_priority(low: int, lead: 
     ),
     st.dictionaries(st.sampled_from([("me", "a"), ("me", "b")]), st.floats(0, 100)),
 )
-def test_the_first_is_never_behind_another_by_level_use_and_submission(
-    jobs: list[tuple[int, str, float]], used: dict[Party, float]
-) -> None:
+def test_the_first_is_never_behind_another(jobs: list[tuple[int, str, float]], used: dict[Party, float]) -> None:
     queues = [queue(at, (at, waited), priority=priority, tag=tag) for at, (priority, tag, waited) in enumerate(jobs)]
     first = known(QueueOrder(queues, used, NOW).first())
 
@@ -142,9 +140,7 @@ def test_use_weighs_half_after_each_half_life() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=10), st.floats(0, 1e6))
-def test_use_added_piece_by_piece_weighs_as_each_piece_by_itself(
-    pieces: list[tuple[float, float]], rest: float
-) -> None:
+def test_added_use_weighs_as_each_piece(pieces: list[tuple[float, float]], rest: float) -> None:
     use, now, apart = WeightedUse(), 0.0, []
     for seconds, elapsed in pieces:
         now += elapsed

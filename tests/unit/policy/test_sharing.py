@@ -138,9 +138,7 @@ loads = st.none() | st.floats(0.0, 100.0)
 
 
 @given(st.lists(loads, max_size=8), st.floats(0.0, 100.0), st.floats(0.0, 100.0), st.integers(2, 64))
-def test_the_busier_a_joiner_the_longer_the_jobs_take(
-    present: list[float | None], load: float, other: float, devices: int
-) -> None:
+def test_busier_joiners_slow_jobs_more(present: list[float | None], load: float, other: float, devices: int) -> None:
     limit = DepthLimit(jobs=3, devices=devices)
     state = DeviceState(card(0), [PromisedShare(share=share(job(each)), holder=ALICE) for each in present], None)
     lighter, busier = sorted((load, other))

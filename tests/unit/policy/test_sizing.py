@@ -24,7 +24,6 @@ from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.policy.estimates import ExpectedPeak, Profile
-from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import MOST_RERUNS
 from gpuyard.policy.placement import choose
 from gpuyard.policy.sizing import (
@@ -37,7 +36,7 @@ from gpuyard.policy.sizing import (
     ram_limit_mb,
     size_need,
 )
-from tests.unit.policy.test_placement import CARD, GB, card, machine, shared
+from tests.unit.policy.test_placement import CARD, GB, card, on_cards, shared
 
 CARDS = (card(0), card(1))
 UNKNOWN = Need(memory=UnknownMemory())
@@ -162,7 +161,7 @@ def test_what_is_expected_never_keeps_a_job_from_running_beside_a_desktop() -> N
     desktops = (card(0, used=1.5 * GB), card(1, used=3 * GB))
     for peaks in ([20 * GB] * 8, [20 * GB] * 3, [60 * GB] * 9):
         need = size_need(job(), known(machine=seen(*peaks, is_exact=False)), desktops)
-        assert choose(need, Machine(now=0.0, snapshot=machine(*desktops))).claim is not None
+        assert choose(need, on_cards(*desktops)).claim is not None
 
 
 def test_a_declared_amount_wins_over_a_learned_one() -> None:
@@ -188,9 +187,7 @@ def test_a_declared_amount_wins_over_a_learned_one() -> None:
         ({"devices": 2}, (card(0), card(1, memory_free_mb=80 * GB), card(2)), ("G0", "G1", "G2")),
     ],
 )
-def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
-    changes: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
-) -> None:
+def test_at_last_it_is_alone(changes: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]) -> None:
     need = size_need(job(replace(shared(4 * GB), **changes), Growth(count=3, is_alone=True)), known(), devices)
     assert (need.only, need.memory) == (only, WholeDevice())
 
@@ -228,7 +225,7 @@ def test_a_learned_amount_never_keeps_a_job_from_running(
     devices: tuple[Device, ...], need: Need, peaks: list[float], floor_mb: float | None, growth: Growth
 ) -> None:
     """A job that could run without any profile can run with one: at worst it runs alone."""
-    view = Machine(now=0.0, snapshot=machine(*devices))
+    view = on_cards(*devices)
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
     sized = size_need(learner, known(seen(*peaks, floor_mb=floor_mb)), devices)
     assert (choose(sized, view).claim is None) == (choose(need, view).claim is None)
@@ -308,9 +305,7 @@ def test_growing_always_ends_and_never_gives_less(
         (4, None, None),
     ],
 )  # fmt: skip
-def test_a_declaration_that_is_far_off_is_pointed_out(
-    declared_gb: float | None, used_gb: float | None, changes: str | None
-) -> None:
+def test_a_far_off_declaration_is_named(declared_gb: float | None, used_gb: float | None, changes: str | None) -> None:
     declared = None if declared_gb is None else declared_gb * GB
     usage = None if used_gb is None else Usage(peaks_mb={"G0": used_gb * GB})
     advice = declaration_advice(declared, usage)

@@ -64,7 +64,5 @@ def test_not_in_a_lane_whose_jobs_start_one_by_one(changes: dict[str, Any]) -> N
         (0.0, 1000, 2, MOST), (0.001, 20, 2, 10), (0.001, 1, 2, 0),
     ],
 )  # fmt: skip
-def test_a_slice_lasts_half_a_second_and_leaves_their_part_to_the_other_places(
-    likely_s: float | None, waiting: int, places: int, length: int
-) -> None:
+def test_a_slice_lasts_half_a_second(likely_s: float | None, waiting: int, places: int, length: int) -> None:
     assert slice_length(likely_s, waiting, places) == length

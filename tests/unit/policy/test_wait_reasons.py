@@ -16,14 +16,14 @@ from gpuyard.policy.placement import PlacementState, choose
 from gpuyard.policy.rules import DeviceRule, FreeMemory, Leased, OtherPrograms
 from gpuyard.policy.sharing import depth_limit
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, brief_of
-from tests.unit.policy.test_placement import GB, card, lease, machine, shared
+from tests.unit.policy.test_placement import GB, card, lease, on_cards, shared
 
 ALICE = Holder(uid=1000, user="alice", pid=101, label="train")
 BOB = Holder(uid=1001, user="bob", pid=202)
 
 
 def described(rule: DeviceRule, need: Need, state: DeviceState) -> Reason:
-    return rule.describe(need, state, PlacementState(Machine(now=0.0, snapshot=machine(state.device))))
+    return rule.describe(need, state, PlacementState(on_cards(state.device)))
 
 
 def refusal(rule: DeviceRule, need: Need, *holders: Holder, used: float = 0.0) -> Reason:
@@ -54,9 +54,7 @@ def test_memory_and_its_limit_are_shown() -> None:
     ("reserved_mb", "used_mb", "is_leased"),
     [(20 * GB, 0.0, True), (20 * GB, 23 * GB, True), (10 * GB, 23 * GB, False), (None, 0.0, True)],
 )
-def test_memory_that_leases_reserve_is_told_from_memory_in_use(
-    reserved_mb: float | None, used_mb: float, *, is_leased: bool
-) -> None:
+def test_reserved_memory_is_told_from_used(reserved_mb: float | None, used_mb: float, *, is_leased: bool) -> None:
     share = Share(device_id="G0", memory_mb=reserved_mb, is_exclusive=False)
     lease = PromisedShare(share=share, holder=ALICE, lease_id="a")
     state = DeviceState(card(0, used=used_mb), [lease], None)
@@ -76,11 +74,10 @@ def test_a_figure_over_its_limit_is_shown_with_both_and_their_unit(kind: ReasonK
 
 
 # They pass by themselves, name a command in their text, or come with another reason that has a remedy.
-FULL = Machine(now=0.0, snapshot=machine(card(0, used=20 * GB)))
-SHARED = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
-BUSY = Machine(
-    now=0.0,
-    snapshot=machine(card(0)),
+FULL = on_cards(card(0, used=20 * GB))
+SHARED = on_cards(card(0), leases=(lease("a", "G0", memory_mb=4 * GB),))
+BUSY = on_cards(
+    card(0),
     foreign={"G0": follow_foreign_load(NO_FOREIGN_LOAD, 100.0, (), 0.0, 50.0)},
     packing=Packing(max_foreign_load_percent=50.0),
 )
@@ -89,7 +86,7 @@ CASES = [
     (ReasonKind.CLOSED, Need(),
      replace(FULL, closed=closed_devices(FULL.snapshot, [Drain(device_id="G0", uid=0, user="a", since=0.0)], ())),
      "gpuyard devices undrain ID"),
-    (ReasonKind.UNHEALTHY, Need(), Machine(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
+    (ReasonKind.UNHEALTHY, Need(), on_cards(card(0, fault="lost")), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
     (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs outside gpuyard leave 4 GB: with --vram SIZE"),
     (
@@ -104,24 +101,24 @@ CASES = [
     (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0),
      replace(SHARED, packing=Packing(min_gain_percent=90.0)), "min_gain_percent under [packing]"),
     (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0),
-     Machine(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
-                   leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1"))),
+     on_cards(card(0), card(1), packing=Packing(depth=depth_limit(2, 2)),
+              leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1"))),
      "min_gain_percent = -100 under [packing]"),
     (ReasonKind.LIMIT, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),
     (ReasonKind.TOO_BUSY, Need(max_utilization_percent=5.0),
-     Machine(now=0.0, snapshot=machine(card(0, utilization_percent=9.0))), "--max-gpu"),
+     on_cards(card(0, utilization_percent=9.0)), "--max-gpu"),
     (ReasonKind.POWER_LIMIT, Need(max_power_w=5.0), FULL, "--max-power-w"),
     (ReasonKind.HOST_TOO_BUSY, Need(max_cpu_percent=5.0),
-     Machine(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
+     on_cards(card(0), host=Host(cpu_percent=90.0)), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
-     Machine(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--min-free-mem-mb"),
+     on_cards(card(0), host=Host(memory_available_mb=1.0)), "--min-free-mem-mb"),
     (ReasonKind.NOT_LINKED, Need(devices=2, is_linked=True),
-     Machine(now=0.0, snapshot=machine(card(0), card(1))), "--linked and --same-node (in a script: linked="),
+     on_cards(card(0), card(1)), "--linked and --same-node (in a script: linked="),
     (ReasonKind.HOST_ROOM, Need(devices=0, host=HostShare(ram_mb=8 * GB)),
-     Machine(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "--ram (in a script: ram=)"),
+     on_cards(host=Host(memory_available_mb=1.0)), "--ram (in a script: ram=)"),
     (ReasonKind.HOST_ROOM, Need(devices=0, host=HostShare(cpus=8.0)),
-     Machine(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))), "--cpus (in a script: cpus=)"),
+     on_cards(host=Host(cpu_count=1.0)), "--cpus (in a script: cpus=)"),
 ]  # fmt: skip
 
 
@@ -138,8 +135,8 @@ BRIEFS = [
     (replace(shared(GB), load_percent=100.0), replace(SHARED, packing=Packing(min_gain_percent=90.0)),
      "sharing it would not get more work done"),
     (Need(devices=0, host=HostShare(ram_mb=8 * GB)),
-     Machine(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "too little free RAM"),
-    (Need(devices=0, host=HostShare(cpus=8.0)), Machine(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))),
+     on_cards(host=Host(memory_available_mb=1.0)), "too little free RAM"),
+    (Need(devices=0, host=HostShare(cpus=8.0)), on_cards(host=Host(cpu_count=1.0)),
      "too few free CPUs"),
 ]  # fmt: skip
 
@@ -170,5 +167,5 @@ def test_a_card_of_unknown_size_and_memory_of_a_lease() -> None:
     [found, _] = choose(shared(22 * GB), SHARED).reasons
     assert (found.kind, found.remedy) == (ReasonKind.NO_ROOM, ""), "memory that a lease will free needs no remedy"
     unknown: Device = card(0, used=None, memory_total_mb=None)
-    [found, _] = choose(shared(GB), Machine(now=0.0, snapshot=machine(unknown))).reasons
+    [found, _] = choose(shared(GB), on_cards(unknown)).reasons
     assert found.remedy == "without --vram it gets the whole GPU", "a card of unknown size is available as a whole"

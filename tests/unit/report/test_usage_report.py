@@ -53,18 +53,13 @@ def attempts_(draw: st.DrawFn) -> PastAttempt:
         pauses[-1] = (pauses[-1][0], None)  # suspended to its end
     devices = draw(st.sampled_from([(), ("A",), ("B",), ("A", "B"), ("gone",)]))
     return PastAttempt(
-        job=draw(st.integers(1, 5)),
-        group=draw(st.sampled_from("xyz")),
-        started_at=moments[0],
-        ended_at=None if is_live else moments[-1],
-        devices=devices,
-        gpus=len(devices),
-        outcome=None if is_live else "succeeded",
-        is_alone=draw(st.booleans()),
+        job=draw(st.integers(1, 5)), group=draw(st.sampled_from("xyz")), started_at=moments[0],
+        ended_at=None if is_live else moments[-1], devices=devices, gpus=len(devices),
+        outcome=None if is_live else "succeeded", is_alone=draw(st.booleans()),
         reserved_mb=draw(st.sampled_from([None, 512.0])),
         peaks_mb=draw(st.sampled_from([{}, {"A": 300.0}, {"A": 700.0, "B": 100.0}])),
         suspended=tuple(pauses),
-    )
+    )  # fmt: skip
 
 
 def quarters_of(each: PastAttempt) -> set[int]:

@@ -92,9 +92,7 @@ def test_pairs_run_as_measured_or_by_the_curve(measured: Sharing) -> None:
 
 
 @given(members)
-def test_a_device_does_no_more_than_one_second_of_demand_per_second(
-    measured: Sharing, present: list[tuple[str, float]]
-) -> None:
+def test_no_device_does_more_than_its_time_allows(measured: Sharing, present: list[tuple[str, float]]) -> None:
     found = measured.speeds(tuple(present))
     assert all(0.0 < speed <= 1.0 for speed in found)
     work = sum(measured.demand(each) * speed for each, speed in zip(present, found, strict=True))
@@ -102,9 +100,7 @@ def test_a_device_does_no_more_than_one_second_of_demand_per_second(
 
 
 @given(speeds, st.dictionaries(st.sampled_from("abcd"), st.floats(1, 100)))
-def test_no_measured_pair_breaks_the_demands_fitted_to_it(
-    pairs: dict[tuple[str, str], float], loads: dict[str, float]
-) -> None:
+def test_no_measured_pair_breaks_fitted_demands(pairs: dict[tuple[str, str], float], loads: dict[str, float]) -> None:
     demands = fit_demands(loads, pairs)
     for (one, other), speed in pairs.items():
         assert demands[one] * speed + demands[other] * pairs[other, one] <= 1.0 + 1e-9

@@ -124,14 +124,11 @@ def test_a_job_of_several_gpus_is_not_overtaken_by_programs_that_come_later() ->
 def test_the_same_trace_gives_the_same_result(policy: str) -> None:
     jobs = [
         trace_job(
-            7.0 * place,
-            peak_mb=1000.0 * (1 + place * 7 % 20),
-            program=f"python {place % 3}.py",
-            declared_mb=4000.0,
-            duration_s=50.0 + 13 * place % 400,
+            7.0 * place, peak_mb=1000.0 * (1 + place * 7 % 20), program=f"python {place % 3}.py",
+            declared_mb=4000.0, duration_s=50.0 + 13 * place % 400,
         )
         for place in range(40)
-    ]
+    ]  # fmt: skip
     assert play(policy, jobs, "2x24GB").runs == play(policy, jobs, "2x24GB").runs
 
 
