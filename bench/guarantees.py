@@ -21,10 +21,18 @@ from bench.simulate import harder
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb
-from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.simulation import Simulation, find_policy
-from gpuyard.simulator.traces import Sharing, TraceJob, read_sharing
+from gpuyard.simulator.traces import (
+    PODS_FILE,
+    Sharing,
+    TraceJob,
+    draw,
+    mean_duration_s,
+    read_pods,
+    read_programs,
+    read_sharing,
+)
 
 CARDS = ("1x24GB", "1x40GB", "1x80GB", "1x141GB", "2x24GB", "4x24GB", "8x80GB", "40x24GB")
 # A mix; `hard` is harder to predict; `burst` arrives all at once.

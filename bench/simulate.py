@@ -16,10 +16,18 @@ from msgspec.structs import replace
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, default_quantum_s, runnable, sizes_mb
-from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import PolicyMetrics, lower_bound, measure_pass
 from gpuyard.simulator.simulation import Simulation, find_policy
-from gpuyard.simulator.traces import Sharing, TraceJob, read_sharing
+from gpuyard.simulator.traces import (
+    PODS_FILE,
+    Sharing,
+    TraceJob,
+    draw,
+    mean_duration_s,
+    read_pods,
+    read_programs,
+    read_sharing,
+)
 
 MIXES = (("lucid",), ("carma",), ("lucid", "carma"))
 CARDS = ("4x24GB", "4x40GB", "4x80GB", "8x24GB", "8x40GB", "8x80GB")

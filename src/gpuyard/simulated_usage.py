@@ -5,14 +5,19 @@ changes happen under one briefly held lock, so two processes never get the same 
 
 Another process of the same user can suspend a share, as a driver suspends a real process: it locks the share (from then
 on its owner waits at every call), moves its memory off the device and remembers it, and later moves it back. A share
-that is restored while too little memory is free is ruined for good."""
+that is restored while too little memory is free is ruined for good.
+
+`GPUYARD_SIMULATE=8x80GB:links=0-3,4-7:nodes=0-3,4-7` names the devices, groups of them that NVLink joins, and the NUMA
+nodes, in order. Devices are counted from 0 through the whole text; `+` puts several numbers or ranges into one group,
+as in `0-1+6-7`."""
 
 import contextlib
 import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -21,7 +26,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import Device, Vendor
-from gpuyard.model.simulated_topology import split_spec
+from gpuyard.model.topology import Link, LinkKind, Topology, link_by_nodes, merge
 from gpuyard.model.units import parse_size
 from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.file_locks import lock
@@ -152,8 +157,7 @@ def out_of_memory_message(device: Device, asked_mb: float, free_mb: float) -> st
 
 def parse_devices(spec: str) -> tuple[Device, ...]:
     """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three. With vendors, as in
-    `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors. Links behind it are left to
-    `core.simulated_topology`."""
+    `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors; links are `parse_topology`'s."""
     hint = "write it as 2x24GB, 1x80GB,2x24GB or nvidia:1x24GB,amd-integrated:1x2GB"
     pattern = r"(?:(nvidia|amd|intel|apple)(-integrated)?:)?(\d{1,4})\s*x\s*(\d.*[a-z])"
     devices: list[Device] = []
@@ -180,3 +184,71 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
             for index in range(first, first + int(match[3]))
         )
     return tuple(devices)
+
+
+_SPAN = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
+_EXAMPLE = "write it as 8x80GB:links=0-3,4-7 or 8x80GB:links=0-3,4-7:nodes=0-3,4-7"
+_KEYS = ("links", "nodes")
+
+
+def split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the text of the devices, and the texts of `links` and `nodes`, as far as they are there."""
+    first = re.search(r":\s*\w+\s*=", spec, re.ASCII)
+    if first is None:
+        return spec, {}
+    found: dict[str, str] = {}
+    for part in spec[first.start() + 1 :].split(":"):
+        key, equals, groups = (text.strip() for text in part.partition("="))
+        if not equals or key not in _KEYS:
+            raise UserError(f"'{part}' says nothing about simulated devices", hint=_EXAMPLE)
+        if key in found:
+            raise UserError(f"'{spec}' has {key} twice", hint="put all groups into one, separated by commas")
+        found[key] = groups
+    return spec[: first.start()], found
+
+
+def parse_topology(spec: str, devices: Sequence[Device]) -> Topology:
+    """Return the links and NUMA nodes that the text gives to the devices."""
+    _, texts = split_spec(spec)
+    linked, nodes = (_groups(key, texts.get(key), devices) for key in _KEYS)
+    by_id = {device.id: node for node, group in enumerate(nodes) for device in group}
+    by_node = Topology(links=tuple(link_by_nodes([device.id for device in devices], by_id)), nodes=by_id)
+    links = tuple(_join(one, other) for group in linked for one, other in combinations(group, 2))
+    return merge(by_node, Topology(links=links))
+
+
+def _join(one: Device, other: Device) -> Link:
+    if one.vendor is not other.vendor:
+        raise UserError(f"links join {one.id} and {other.id}, GPUs of two vendors", hint=_EXAMPLE)
+    if one.vendor is Vendor.AMD:
+        return Link(one=one.id, other=other.id, kind=LinkKind.XGMI)
+    # As many as an A100 has to each NVSwitch, or to its neighbour.
+    return Link(one=one.id, other=other.id, kind=LinkKind.NVLINK, count=12)
+
+
+def _groups(key: str, text: str | None, devices: Sequence[Device]) -> list[list[Device]]:
+    if text is None:
+        return []
+    groups, taken = [], set()
+    for group in text.split(","):
+        numbers = [number for span in group.split("+") for number in _numbers(key, span.strip(), len(devices))]
+        for number in numbers:
+            if number in taken:
+                raise UserError(f"GPU {number} is in {key} twice", hint="a simulated GPU is in one group")
+            taken.add(number)
+        groups.append([devices[number] for number in numbers])
+    return groups
+
+
+def _numbers(key: str, span: str, count: int) -> range:
+    match = _SPAN.fullmatch(span)
+    if match is None:
+        raise UserError(f"'{span}' in {key}= is no GPU and no range of GPUs", hint=_EXAMPLE)
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise UserError(f"'{span}' in {key}= is an empty range", hint=_EXAMPLE)
+    if last >= count:
+        raise UserError(
+            f"{key}= names GPU {last}, and there are {count} simulated GPUs", hint=f"they are numbered 0 to {count - 1}"
+        )
+    return range(first, last + 1)

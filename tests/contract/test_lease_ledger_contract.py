@@ -12,9 +12,8 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger, QueueLedger
 from gpuyard.ledger.ledger_mutex import prepare_directory
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
@@ -31,7 +30,7 @@ _DAEMON = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from gpuyard.model.lease import Claim, Holder, Need, Share
-from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import QueueLedger
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ports import WantedClaim
 book = QueueLedger(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))

@@ -69,7 +69,7 @@ FAULTS = (
     ),
     Fault(
         id="leases-unreadable-file-is-passed-over",
-        file="src/gpuyard/ledger/ledger_scan.py",
+        file="src/gpuyard/ledger/lock_file.py",
         old="            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):",
         new="            if False:",
         breaks="A process that cannot open more files does not see the leases of others, and takes their GPUs.",
@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault(
         id="leases-files-of-a-user-are-not-limited",
-        file="src/gpuyard/ledger/ledger_scan.py",
+        file="src/gpuyard/ledger/lock_file.py",
         old="        if len(files) > MAX_FILES_PER_USER:\n",
         new="        if False:\n",
         breaks="A user makes every claim of all others slow by creating thousands of files.",

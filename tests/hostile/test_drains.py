@@ -4,8 +4,9 @@ import os
 import socket
 from pathlib import Path
 
-from gpuyard.ledger.drains_and_marks import DRAIN, add_drain
+from gpuyard.ledger.drains_and_marks import add_drain
 from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.lock_file import DRAIN
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, gpuyard
 from tests.hostile.users import BEN, act_as

@@ -4,7 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from gpuyard.ledger.drains_and_marks import MARK, add_mark
+from gpuyard.ledger.drains_and_marks import add_mark
+from gpuyard.ledger.lock_file import MARK
 from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, IssueKind
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, gpuyard

@@ -7,9 +7,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.ledger import QueueLedger, open_ledger
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, Started
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need, UnknownMemory

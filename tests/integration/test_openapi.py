@@ -27,8 +27,7 @@ from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.loop import SchedulerLoop as Loop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.ledger.ledger import open_ledger
-from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import QueueLedger, open_ledger
 from gpuyard.model.submit_options import COMMAND_LINE_OPTIONS
 from gpuyard.schema.operations import EVENTS, OPERATIONS, describe, document
 from gpuyard.store.database import open_database

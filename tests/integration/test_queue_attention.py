@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.ledger.ledger import Ledger, open_ledger
-from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import Ledger, QueueLedger, open_ledger
 from gpuyard.model.lease import Claim, Share
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from bench.against_fifo import PassSummary, broken_means, summarize
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED
-from gpuyard.simulator.program_mixes import MeasuredProgram, draw, mean_duration_s
 from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.simulation import Simulation, find_policy
-from gpuyard.simulator.traces import Sharing, TraceJob
+from gpuyard.simulator.traces import MeasuredProgram, Sharing, TraceJob, draw, mean_duration_s
 from tests.scale import some
 
 GB = 1024.0

@@ -20,7 +20,7 @@ from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
-from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import QueueLedger
 from gpuyard.model.job import Attempt, Started
 from gpuyard.model.lease import Holder
 from gpuyard.policy.device_health import drain_notice

@@ -34,9 +34,8 @@ from gpuyard.engines.open_cluster_engine import Context, log_folders, open_engin
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError, StoreFault
 from gpuyard.ledger.directory_in_use import move_in
-from gpuyard.ledger.ledger import Ledger, open_ledger
+from gpuyard.ledger.ledger import Ledger, QueueLedger, open_ledger
 from gpuyard.ledger.neighbours import announce
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lifecycle import WAITING, JobEvent, can
 from gpuyard.model.printable_text import printable
 from gpuyard.model.queue_time import QueueTime, start_queue_time

@@ -19,8 +19,7 @@ from gpuyard.config import state_dir
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.ledger.drains_and_marks import copy_drains
 from gpuyard.ledger.ledger_mutex import hold_mutex, unwritable
-from gpuyard.ledger.ledger_scan import LedgerScan, remove_dead
-from gpuyard.ledger.lock_file import LEASE, MAX_BYTES, SKIPPED_ERRORS, HeldFile
+from gpuyard.ledger.lock_file import LEASE, MAX_BYTES, SKIPPED_ERRORS, HeldFile, LedgerScan, remove_dead
 from gpuyard.model.units import format_count
 from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.private_files import open_own

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.ledger.lock_file import SKIPPED_ERRORS
+from gpuyard.ledger.lock_file import DRAIN, MARK, SKIPPED_ERRORS
 from gpuyard.model.lease import Drain
 from gpuyard.model.machine_snapshot import HealthMark
 from gpuyard.model.printable_text import printable
@@ -28,7 +28,6 @@ from gpuyard.system.write_files import write_atomically
 
 MAX_BYTES = 4096
 LONGEST_REASON = 200
-DRAIN, MARK = ".drain", ".health"  # the endings of the files
 
 Record = TypeVar("Record")
 

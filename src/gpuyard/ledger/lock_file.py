@@ -6,7 +6,10 @@ may be used again under another name: some file systems take long to create one 
 - Only the owner of a file (and root) can hold, change or remove it: it is closed to other users until it is locked.
 Reading takes no lock (`system/file_locks.py`), nor the ledger's mutex; files are made, used again and removed under it.
 - Files of another machine that sees the same directory do not count, and are never removed: locks may be local to it.
-"""
+- A scan finds the held files at a limited cost: users can leave thousands in a shared directory. Of a user with many
+files, only the newest `MAX_FILES_PER_USER` are read, and no more than `MAX_MB_PER_USER`; a file with many names is read
+once. A file that cannot be read is named and passed over. A file that was not held once never is again: a scan
+remembers it."""
 
 import contextlib
 import errno
@@ -15,7 +18,8 @@ import os
 import stat
 import time
 import weakref
-from collections.abc import Callable, Container
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +33,7 @@ from gpuyard.system.processes import boot_id, machine_name
 
 _log = logging.getLogger(__name__)
 
-LEASE, TICKET = ".lease", ".ticket"
+LEASE, TICKET, DRAIN, MARK = ".lease", ".ticket", ".drain", ".health"  # the endings of all files in the directory
 MAX_BYTES = 65536
 # Errors on opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket, or its
 # owner has asked the kernel to delay all who open it (F_SETLEASE), which is impossible while a process holds the file.
@@ -231,3 +235,102 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     if os.write(descriptor, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+MAX_FILES_PER_USER, MAX_MB_PER_USER = 4096, 8
+
+
+def remove_dead(folder: Path) -> None:
+    """Remove the dead files of this user, of a directory that it has left. Needs the mutex."""
+    scan = LedgerScan(folder)
+    with contextlib.suppress(OSError):
+        list(scan.held_files())
+        scan.remove_dead()
+
+
+class LedgerScan:
+    """Scans one directory. Each scan notes in `dead` the files that this user can remove, in `unread` how many were not
+    read, by user, in `unreadable` why, by name, and in `drains` and `marks` the inodes of those files, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dead: list[str] = []
+        self.unread: Counter[int] = Counter()
+        self.unreadable: dict[str, str] = {}
+        self.drains: dict[str, int] = {}
+        self.marks: dict[str, int] = {}
+        self._folder = str(folder)
+        self._not_held: set[tuple[str, int]] = set()
+
+    def held_files(self) -> Iterator[HeldFile]:
+        """Yield the files that are held, by name."""
+        self.dead, self.unread, self.unreadable = [], Counter(), {}
+        with os.scandir(self._folder) as entries:
+            found_files = {entry.name: entry.inode() for entry in entries}
+        self.drains = {name: inode for name, inode in found_files.items() if name.endswith(DRAIN)}
+        self.marks = {name: inode for name, inode in found_files.items() if name.endswith(MARK)}
+        self._not_held.intersection_update(found_files.items())
+        pairs = (each for each in found_files.items() if each not in self._not_held)
+        files = {name: inode for name, inode in pairs if name.endswith((LEASE, TICKET))}
+        names: Iterable[str] = files
+        if len(files) > MAX_FILES_PER_USER:
+            names = self._newest_per_user(files)
+        left = defaultdict[int, int](lambda: MAX_MB_PER_USER << 20)
+        others, over = set[int](), set[int]()  # inodes, and users of whom enough was read
+        for name in sorted(names):
+            if files[name] in others:
+                continue
+            found = self._read(name, files[name], over)
+            if found is not None and found.uid != os.geteuid():
+                others.add(files[name])
+                left[found.uid] -= len(found.content)
+                if left[found.uid] < 0:
+                    over.add(found.uid)
+                    self.unread[found.uid] += 1
+                    continue
+            if found is not None:
+                yield found
+
+    def _read(self, name: str, inode: int, unread: Container[int]) -> HeldFile | None:
+        """Return a file that is held and complete; of users in `unread`, without its content."""
+        try:
+            uid, found = read_held(self._folder, name, unread)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise  # a lease that is not read for such a reason makes its devices seem free
+            if error.errno in SKIPPED_ERRORS:
+                self._not_held.add((name, inode))
+            else:
+                self.unreadable[name] = os.strerror(error.errno or 0)
+            return None
+        if found is not None:
+            return None if name.startswith(".") else found
+        # `uid` is None for what is not a file, such as a pipe, or is another machine's: it stays.
+        if uid is not None and os.geteuid() in (uid, 0, os.stat(self._folder).st_uid):
+            self.dead.append(name)
+        else:
+            self._not_held.add((name, inode))
+        return None
+
+    def remove_dead(self) -> None:
+        """Remove the dead files of the last scan, up to 10,000. Needs the mutex."""
+        for name in self.dead[:10_000]:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                os.unlink(f"{self._folder}/{name}")
+        self.dead = []
+
+    def _newest_per_user(self, names: Iterable[str]) -> list[str]:
+        files: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        for name in names:
+            try:
+                status = os.lstat(f"{self._folder}/{name}")
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    self.unreadable[name] = os.strerror(error.errno or 0)
+                continue
+            files[status.st_uid].append((status.st_ctime_ns, name))
+        for uid, found in files.items():
+            if len(found) > MAX_FILES_PER_USER and uid != os.geteuid():
+                self.unread[uid] = len(found) - MAX_FILES_PER_USER
+                found.sort()
+                del found[:-MAX_FILES_PER_USER]
+        return [name for found in files.values() for _, name in found]

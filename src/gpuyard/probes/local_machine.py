@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
 from gpuyard.model.machine_snapshot import Host, Reading, Snapshot, Vendor
-from gpuyard.model.simulated_topology import parse_topology
 from gpuyard.probes.device_links import LinkReader, ReadLinks, read_local_links
 from gpuyard.probes.fallback_chain import FallbackChain, Probe, printable_reading
 from gpuyard.probes.machine_reader import HostProbe, MachineReader, assemble
 from gpuyard.probes.run_tool import find_any_tool
-from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulated_usage import parse_devices, parse_topology
 from gpuyard.system.clock import SystemClock
 
 if TYPE_CHECKING:

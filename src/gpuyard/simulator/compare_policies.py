@@ -13,17 +13,26 @@ from msgspec.structs import asdict
 
 from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import Device
-from gpuyard.model.simulated_topology import split_spec
 from gpuyard.model.units import format_count
 from gpuyard.policy.plan import WorldFile
 from gpuyard.policy.wait_reasons import group_by_device
 from gpuyard.policy.world import Plan
-from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
+from gpuyard.simulated_usage import parse_devices, split_spec
 from gpuyard.simulator.schedule_metrics import MakespanBound, PolicyMetrics, SimulatedPass, lower_bound, measure_pass
 from gpuyard.simulator.simulation import Simulation, find_policy
 from gpuyard.simulator.timeline_picture import Panel
-from gpuyard.simulator.traces import PAIRS_FILE, Sharing, TraceJob, read_sharing, read_trace
+from gpuyard.simulator.traces import (
+    PAIRS_FILE,
+    Sharing,
+    TraceJob,
+    draw,
+    is_pod_list,
+    mean_duration_s,
+    read_pods,
+    read_programs,
+    read_sharing,
+    read_trace,
+)
 
 
 def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:

@@ -28,9 +28,8 @@ from gpuyard.daemon.server.connection import serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
-from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.ledger import QueueLedger, open_ledger
 from gpuyard.ledger.ledger_mutex import hold_mutex
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Device, Host, Problem, Sample, Snapshot, Vendor

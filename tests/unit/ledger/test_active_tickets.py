@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger, QueueLedger
 from gpuyard.ledger.ledger_mutex import hold_mutex
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.ledger.records import active_tickets
 from gpuyard.model.lease import Need
 from gpuyard.system.processes import this_process

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.ledger.drains_and_marks import DRAIN, LONGEST_REASON
+from gpuyard.ledger.drains_and_marks import LONGEST_REASON
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.ledger_mutex import make_shared_directory
+from gpuyard.ledger.lock_file import DRAIN
 from tests.unit.ledger import as_root
 
 ANNE, BEN = 12001, 12002

@@ -6,10 +6,9 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ledger import ledger as ledger_module
-from gpuyard.ledger import ledger_scan
+from gpuyard.ledger import lock_file
 from gpuyard.ledger.ledger import Ledger
-from gpuyard.ledger.ledger_scan import LedgerScan
-from gpuyard.ledger.lock_file import HeldFile, LockFile, read_held
+from gpuyard.ledger.lock_file import HeldFile, LedgerScan, LockFile, read_held
 from tests.unit.ledger import DEADLINE_S, ME, as_root, take
 
 OTHER_UID = 61002
@@ -34,7 +33,7 @@ def opened(scan: LedgerScan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return read_held(folder, name, unread)
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpuyard.ledger.ledger_scan.read_held", note)
+        patch.setattr("gpuyard.ledger.lock_file.read_held", note)
         list(scan.held_files())
     return names
 
@@ -81,7 +80,7 @@ def test_root_and_the_owner_of_the_directory_remove_dead_files_of_all(
 
 @as_root
 def test_only_the_newest_files_of_another_user_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_scan, "MAX_FILES_PER_USER", 4)
+    monkeypatch.setattr(lock_file, "MAX_FILES_PER_USER", 4)
     monkeypatch.setattr(ledger_module, "MAX_FILES_PER_USER", 4)
     flood = files_of(OTHER_UID, tmp_path, 10)
     own = [LockFile(tmp_path / f"own-{number}.lease", b"") for number in range(6)]

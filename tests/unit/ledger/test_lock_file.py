@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ledger.ledger_scan import LedgerScan
-from gpuyard.ledger.lock_file import HeldFile, LockFile
+from gpuyard.ledger.lock_file import HeldFile, LedgerScan, LockFile
 from gpuyard.system import file_locks as owner_locks
 from tests.in_time import wait_until_gone
 from tests.unit.ledger import DEADLINE_S, child, wait_for_message

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.ledger.ledger_scan import LedgerScan
-from gpuyard.ledger.lock_file import LockFile
+from gpuyard.ledger.lock_file import LedgerScan, LockFile
 from gpuyard.ledger.records import encode_lease
 from gpuyard.model.lease import Claim, Holder, Share
 from gpuyard.system.processes import this_process

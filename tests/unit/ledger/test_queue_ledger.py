@@ -7,9 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger, QueueLedger
 from gpuyard.ledger.ledger_mutex import hold_mutex
-from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import FixedMemory, Lease, Need, Ticket, UncertainMemory
 from gpuyard.ports import WantedClaim
 from tests.unit.ledger import DEADLINE_S, ME

@@ -7,8 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_pods, read_programs, similar_configuration
-from gpuyard.simulator.traces import Sharing, curve, fit_demands, read_sharing, utilization_percent
+from gpuyard.simulator.traces import (
+    Sharing,
+    curve,
+    draw,
+    fit_demands,
+    mean_duration_s,
+    read_pods,
+    read_programs,
+    read_sharing,
+    similar_configuration,
+    utilization_percent,
+)
 from tests.unit.simulator.samples import write_traces
 
 

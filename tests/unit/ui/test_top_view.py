@@ -10,7 +10,6 @@ from rich.text import Text
 from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.tui import job_actions as header_view
-from gpuyard.ui.tui import job_pages
 from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, split
 from gpuyard.ui.tui.job_actions import ActionNotice, describe_result
 from gpuyard.ui.tui.queue_view import Page, RowWindow, choose, move, page_of, settle, wanted
@@ -347,7 +346,7 @@ def test_a_link_in_a_log_is_text() -> None:
 
 
 def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
-    lines = job_pages.wrap([Text("  reason: " + "word " * 20)], 40)
+    lines = header_view.wrap([Text("  reason: " + "word " * 20)], 40)
     assert len(lines) > 2
     assert all(line.cell_len <= 40 for line in lines)
     assert lines[1].plain.startswith("    word")
@@ -356,13 +355,13 @@ def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
 def test_a_command_of_any_length_is_wrapped_completely(text: str) -> None:
-    lines = job_pages.wrap([Text(f"command: {text}")], 80)
+    lines = header_view.wrap([Text(f"command: {text}")], 80)
     assert max(line.cell_len for line in lines) <= 80
     assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")
 
 
 def test_the_help_names_every_key_of_the_bottom_line() -> None:
-    text = plain(job_pages.help_lines())
+    text = plain(header_view.help_lines())
     for key in (key for keys, _ in header_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):
         assert key in text
 

@@ -19,7 +19,7 @@ from gpuyard.client.supply_secrets import merge, second_request
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.cli.text_table import clean, spell
-from gpuyard.ui.tui import job_pages as pages
+from gpuyard.ui.tui import job_actions as pages
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
     describe_refusal,

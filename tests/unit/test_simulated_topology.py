@@ -3,9 +3,8 @@
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.model.simulated_topology import parse_topology
 from gpuyard.model.topology import LinkKind, Topology, topology_as_dict
-from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulated_usage import parse_devices, parse_topology
 
 
 def topology(spec: str) -> Topology:
