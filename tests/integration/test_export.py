@@ -4,14 +4,14 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.executables import write_executable
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run_here
 from tests.integration.queue_fixture import QueueUnderTest
 
 # Arguments that shells, heredocs or Python could misinterpret.
@@ -67,7 +67,7 @@ def submitted(tools: Callable[[str, str], Path], tmp_path: Path, monkeypatch: py
 
 def export(site: str, path: Path, *options: str) -> str:
     """Export, and return the messages."""
-    result = run("export", site, str(path), *options)
+    result = run_here("export", site, str(path), *options)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     for shell in ("sh", "bash"):
         subprocess.run([shell, "-n", str(path)], check=True)
@@ -101,22 +101,21 @@ def test_no_value_of_an_environment_variable_is_written(queue: QueueUnderTest, t
         assert "not in the script: all jobs: the environment" in output
 
 
-def test_a_script_is_executable_and_overwritten_only_with_force(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_script_is_executable_or_printed_and_overwritten_only_with_force(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     queue.submit("true")
     path = tmp_path / "script"
     path.write_text("mine")
-    refused = run("export", "slurm", str(path))
-    assert refused.returncode == 2
-    assert "exists already" in refused.stderr
+    refused = run_here("export", "slurm", str(path))
+    assert (refused.returncode, "exists already" in refused.stderr) == (2, True)
     assert path.read_text() == "mine"
     export("slurm", path, "--force")
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert path.read_text().startswith("#!/bin/sh\n")
-
-
-def test_a_dash_means_standard_output(queue: QueueUnderTest) -> None:
-    queue.submit("true")
-    done = run("export", "ray", "-")
+    failed = run_here("export", "slurm", str(tmp_path / "no" / "script"))
+    assert (failed.returncode, "cannot be written" in failed.stderr) == (1, True)
+    done = run_here("export", "ray", "-")
     assert done.stdout.startswith("#!/bin/sh\n")
     assert "#!/bin/sh" not in done.stderr
 
@@ -136,28 +135,16 @@ def test_all_waiting_jobs_are_exported_or_those_that_are_named(queue: QueueUnder
     assert "gpuyard cancel" not in ended
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["export", "slurm", "-"], 2, "no job is waiting"),
-        (["export", "slurm", "-", "99"], 3, "there is no job 99"),
-        (["export", "slurm"], 2, "which target, and which file?"),
-        (["export", "pbs", "-"], 2, "which target, and which file?"),
-    ],
-)
-def test_a_job_that_cannot_be_exported_is_an_error(
-    queue: QueueUnderTest, arguments: Sequence[str], status: int, message: str
-) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr
-
-
-def test_an_export_file_that_cannot_be_written_is_an_error(queue: QueueUnderTest, tmp_path: Path) -> None:
-    queue.submit("true")
-    done = run("export", "slurm", str(tmp_path / "no" / "script"))
-    assert done.returncode == 1
-    assert "cannot be written" in done.stderr
+def test_a_job_that_cannot_be_exported_is_an_error(queue: QueueUnderTest) -> None:
+    errors = {
+        "slurm -": (2, "no job is waiting"),
+        "slurm - 99": (3, "there is no job 99"),
+        "slurm": (2, "which target, and which file?"),
+        "pbs -": (2, "which target, and which file?"),
+    }
+    for arguments, (status, message) in errors.items():
+        done = run_here("export", *arguments.split())
+        assert (done.returncode, done.stdout, message in done.stderr) == (status, "", True), arguments
 
 
 def test_the_configuration_sets_the_size_of_a_share(queue: QueueUnderTest, tmp_path: Path) -> None:

@@ -45,25 +45,19 @@ def test_every_task_gets_the_settings_of_the_workspace(workspace: Workspace, own
     workspace.until_over()
 
 
-def test_starts_have_the_configured_interval(workspace: Workspace) -> None:
+def test_starts_have_the_configured_interval_and_the_notify_command_runs_at_the_end(workspace: Workspace) -> None:
     least_s = 0.8
-    workspace.configure(startup_delay=least_s, sessions="none")
-    workspace.add("exp1", "exp2", "exp3")
-    workspace.do("start")
-    workspace.until_over()
-    started = sorted(datetime.fromisoformat(task["started_at"]).timestamp() for task in workspace.tasks().values())
-    assert len(started) == 3
-    assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started
-
-
-def test_the_notify_command_runs_at_the_end_of_a_sweep(workspace: Workspace) -> None:
-    workspace.configure(notify=["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> notice'])
-    workspace.add("exp1")
-    workspace.add("exp2", fails=1)
+    notify = ["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> notice']
+    workspace.configure(startup_delay=least_s, sessions="none", notify=notify)
+    workspace.add("exp1", "exp2")
+    workspace.add("exp3", fails=1)
     workspace.do("start")
     notice = workspace.folder / "notice"
     until(lambda: notice.exists() and notice.read_text().endswith("\n"), "the notice")
-    assert notice.read_text() == "T: 1 of 2 completed, 1 failed\n"
+    assert notice.read_text() == "T: 2 of 3 completed, 1 failed\n"
+    started = sorted(datetime.fromisoformat(task["started_at"]).timestamp() for task in workspace.tasks().values())
+    assert len(started) == 3
+    assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started
 
 
 # Keys of a task

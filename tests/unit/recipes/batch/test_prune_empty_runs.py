@@ -35,11 +35,8 @@ def test_roots_are_created_empty_with_their_parent_folders(tmp_path: Path) -> No
     make_roots(output, pruned)
     make_roots(output, pruned)
     assert os.listdir(output) == os.listdir(pruned) == []
-
-
-def test_without_a_prune_root_only_the_output_root_is_created(tmp_path: Path) -> None:
-    make_roots(tmp_path / "out", None)
-    assert os.listdir(tmp_path) == ["out"]
+    make_roots(tmp_path / "alone" / "out", None)
+    assert os.listdir(tmp_path / "alone") == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -264,14 +261,10 @@ def test_a_run_is_moved_unchanged_and_recorded(roots: Roots) -> None:
     assert sorted(os.listdir(roots.output)) == ["pruned.jsonl", "run-000018"]
     assert sorted(os.listdir(roots.pruned)) == ["run-000016", RUN]
     assert (tree_of(roots.output / "run-000018"), tree_of(roots.pruned / "run-000016")) == (kept, earlier)
-    assert record_lines(roots)[-1].items() >= {"at": AT, "run": RUN, "to": moved.to, "why": WHY}.items()
+    (line,) = record_lines(roots)
+    assert line.items() >= {"at": AT, "run": RUN, "to": moved.to, "why": WHY}.items()
     assert read_record(roots.record) == {RUN: moved}
     assert roots.prune() == moved
-
-
-def test_a_moved_run_has_one_line_in_the_record(roots: Roots) -> None:
-    roots.prune()
-    assert len(record_lines(roots)) == 1
 
 
 def test_a_move_never_overwrites_anything(roots: Roots) -> None:

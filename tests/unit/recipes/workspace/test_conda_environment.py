@@ -38,19 +38,22 @@ class Installation:
 
 
 @pytest.fixture
-def conda(tmp_path: Path) -> Installation:
-    return Installation(tmp_path / "miniconda")
-
-
-@pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """The environment of a user without conda."""
     return {"PATH": os.defpath, "HOME": str(tmp_path / "home"), "KEPT": "a\nb=c"}
 
 
+@pytest.fixture
+def conda(tmp_path: Path, environment: dict[str, str]) -> Installation:
+    """An installation with the environment `torch`."""
+    made = Installation(tmp_path / "miniconda")
+    made.add("torch")
+    environment["CONDA_EXE"] = str(made.tool)
+    return made
+
+
 def test_an_environment_is_activated(conda: Installation, environment: dict[str, str]) -> None:
-    prefix = conda.add("torch")
-    environment["CONDA_EXE"] = str(conda.tool)
+    prefix = conda.root / "envs/torch"
     assert activate_environment("torch", environment) == {
         **environment,
         "PATH": f"{prefix}/bin:{os.defpath}",
@@ -64,33 +67,24 @@ def test_an_environment_is_activated(conda: Installation, environment: dict[str,
 def test_variables_that_a_shell_sets_for_itself_are_not_taken_over(
     conda: Installation, environment: dict[str, str]
 ) -> None:
-    conda.add("torch")
-    environment |= {"CONDA_EXE": str(conda.tool), "SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
+    environment |= {"SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
     after = activate_environment("torch", environment)
     assert (after["SHLVL"], after["_"], after["LC_CTYPE"]) == ("7", "/bin/me", "C")
     assert "OLDPWD" not in after
 
 
-@pytest.mark.parametrize("by", ["CONDA_EXE", "PATH", "home"])
-def test_conda_is_found(tmp_path: Path, environment: dict[str, str], by: str) -> None:
-    conda = Installation(tmp_path / "home" / "miniforge3" if by == "home" else tmp_path / "somewhere")
-    conda.add("torch")
-    if by == "CONDA_EXE":
-        environment["CONDA_EXE"] = str(conda.tool)
+@pytest.mark.parametrize(
+    ("tool", "by"),
+    [("conda", "CONDA_EXE"), ("conda", "PATH"), ("conda", "home"),
+     *((tool, by) for tool in ("micromamba", "mamba") for by in ("MAMBA_EXE", "PATH"))],
+)  # fmt: skip
+def test_conda_mamba_and_micromamba_are_found(tmp_path: Path, environment: dict[str, str], tool: str, by: str) -> None:
+    installed = Installation(tmp_path / "home" / "miniforge3" if by == "home" else tmp_path / "somewhere", tool)
+    installed.add("torch")
     if by == "PATH":
-        environment["PATH"] += f":{conda.tool.parent}"
-    assert activate_environment("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
-
-
-@pytest.mark.parametrize("tool", ["micromamba", "mamba"])
-@pytest.mark.parametrize("by", ["MAMBA_EXE", "PATH"])
-def test_mamba_and_micromamba_are_found(tmp_path: Path, environment: dict[str, str], tool: str, by: str) -> None:
-    mamba = Installation(tmp_path / "mamba", tool)
-    mamba.add("torch")
-    if by == "PATH":
-        environment["PATH"] += f":{mamba.tool.parent}"
-    else:
-        environment["MAMBA_EXE"] = str(mamba.tool)
+        environment["PATH"] += f":{installed.tool.parent}"
+    elif by != "home":
+        environment[by] = str(installed.tool)
     assert activate_environment("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
 
 
@@ -106,7 +100,6 @@ def test_an_environment_can_be_named_by_its_path(
     tmp_path: Path, conda: Installation, environment: dict[str, str]
 ) -> None:
     (tmp_path / "my env" / "conda-meta").mkdir(parents=True)
-    environment["CONDA_EXE"] = str(conda.tool)
     assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
 
 
@@ -114,7 +107,6 @@ def test_another_environment_is_left_first(conda: Installation, environment: dic
     first, second = conda.add("first"), conda.add("second")
     conda.hook("first", "export MARK=first")
     conda.hook("first", "unset MARK", kind="deactivate")
-    environment["CONDA_EXE"] = str(conda.tool)
     after = activate_environment("second", activate_environment("first", environment))
     assert (after["CONDA_SHLVL"], after["CONDA_PREFIX_1"], after["CONDA_PREFIX"]) == ("2", str(first), str(second))
     assert after["PATH"] == f"{second}/bin:{os.defpath}"
@@ -122,30 +114,24 @@ def test_another_environment_is_left_first(conda: Installation, environment: dic
 
 
 def test_a_hook_may_leave_something_running(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
-    conda.add("torch")
     go_on = tmp_path / "pipe"
     os.mkfifo(go_on)
     conda.hook("torch", f"export MARK=set; cat '{go_on}' &\n")
-    environment["CONDA_EXE"] = str(conda.tool)
     assert activate_environment("torch", environment, timeout_s=30)["MARK"] == "set"
     go_on.write_text("now it ends")
 
 
 @pytest.mark.parametrize("text", ["echo it is broken >&2; exit 3", "set -e; echo it is broken >&2; false"])
 def test_a_hook_that_ends_the_shell_is_an_error(conda: Installation, environment: dict[str, str], text: str) -> None:
-    conda.add("torch")
     conda.hook("torch", text)
-    environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .* says: it is broken") as caught:
         activate_environment("torch", environment)
     assert "activate.d" in str(caught.value.hint)
 
 
 def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
-    conda.add("torch")
     os.mkfifo(tmp_path / "pipe")
     conda.hook("torch", f"echo $$ > '{tmp_path}/pid'; read nothing < '{tmp_path}/pipe'")
-    environment["CONDA_EXE"] = str(conda.tool)
     begun = tmp_path / "pid"
     for timeout_s in (2, 8, 32):  # on a slow machine the hook may not start within the first
         with pytest.raises(EnvironmentFault, match=f"was not activated within {timeout_s} s"):
@@ -160,18 +146,14 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
 def test_a_missing_environment_is_reported_with_the_known_environments(
     conda: Installation, environment: dict[str, str]
 ) -> None:
-    conda.add("torch")
     conda.add("jax")
-    environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="there is no conda environment 'trch'") as caught:
         activate_environment("trch", environment)
     assert caught.value.hint == "there are: base, jax, torch"
 
 
 def test_a_failing_conda_is_reported_with_its_message(conda: Installation, environment: dict[str, str]) -> None:
-    conda.add("torch")
     write_executable(conda.tool, "#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
-    environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
         activate_environment("torch", environment)
     assert f"try `{conda.tool} run -n torch env`" in str(caught.value.hint)
@@ -191,13 +173,11 @@ def test_a_name_is_never_interpreted_by_a_shell(
     conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="there is no conda environment"):
         activate_environment(name, environment)
     assert not (tmp_path / "x").exists()
 
 
 def test_an_option_is_not_accepted_as_an_environment(conda: Installation, environment: dict[str, str]) -> None:
-    environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="cannot be the name of an environment"):
         activate_environment("--help", environment)
