@@ -122,7 +122,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     keeper_pid: int = 0  # set for an attempt of a slice that has begun on this machine
 
 
-class Engine(Protocol):
+class AnyEngine(Protocol):
     """Runs attempts that outlive the daemon that started them: at once, on the devices claimed for them here, or it
     places them itself by their terms and reports in `site_changes` where they are.
 
@@ -141,20 +141,24 @@ class Engine(Protocol):
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         """Watch attempts that an earlier daemon started; `ended` reports each of them when it is over."""
 
+    def withdraw(self, attempt: Attempt) -> None:
+        """Let an attempt that waits at its site, or for its turn in a slice, not start: `ended` reports it as
+        NEVER_STARTED, when it is certain. One that has begun goes on. Never blocks."""
+
+    def site_changes(self) -> list[SiteStatus]:
+        """Return what changed since the last call for attempts that this engine places itself, or that have begun in a
+        slice. Never blocks. Where an attempt ran is reported before `ended` reports its end."""
+
+
+class Engine(AnyEngine, Protocol):
+    """An engine that a plugin may be, too."""
+
     def ended(self) -> list[Ended]:
         """Return attempts that have ended since the last call. Never blocks; may leave some for the next call."""
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
-
-    def withdraw(self, attempt: Attempt) -> None:
-        """Let an attempt that waits at its site not start: `ended` reports it as NEVER_STARTED, when it is certain. One
-        that has begun goes on. Never blocks."""
-
-    def site_changes(self) -> list[SiteStatus]:
-        """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an
-        attempt ran is reported before `ended` reports its end."""
 
     def offer(self) -> Offer:
         """Return what the engine accepts now. Never blocks."""
@@ -175,35 +179,21 @@ class Signalling(Enum):
     SOON = "soon"  # nothing: it is sent soon, whether or not one is under way
 
 
-class HostEngine(Protocol):
-    """The engine of this machine. It runs attempts at once, and can signal many at one reading of the process table."""
+class HostEngine(AnyEngine, Protocol):
+    """The engine of this machine. It runs attempts at once, may take fewer of the rest of a slice, and can signal many
+    at one reading of the process table."""
 
     def is_ready(self) -> bool:
         """Return whether `start_prepared` would not wait. If not, get ready. Never blocks."""
-
-    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
-        """Do as `Engine.prepare`. It may take fewer of the rest of a slice."""
-
-    def start_prepared(self) -> None: ...
-
-    def discard_prepared(self) -> None: ...
-
-    def adopt(self, attempts: Sequence[Attempt]) -> None: ...
 
     def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
         """Return what `Engine.ended` does. Processes that attempts left are killed before, if `is_cut_off`.
         `has_unrecorded`: the caller still needs ends that were returned, after a crash too."""
 
-    def site_changes(self) -> list[SiteStatus]:
-        """Return the attempts of slices that have begun since the last call. Ask after `ended`."""
-
     def signal_each(
         self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
     ) -> Sequence[int | None]:
         """Send a signal to the processes of each attempt but its keeper. Never blocks."""
-
-    def withdraw(self, attempt: Attempt) -> None:
-        """Do as `Engine.withdraw`, for an attempt whose turn in a slice has not come."""
 
 
 class HeldClaim(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.engines.local.keeper import BEGAN
+from gpuyard.engines.common.spawn_program import BEGAN
 from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 from gpuyard.ledger.ledger import open_ledger
 from tests.integration.queue_fixture import QueueUnderTest, until

@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.engines.common.program_outcome import BEGAN, StartContext, outcome_of
+from gpuyard.engines.common.program_outcome import StartContext, outcome_of
+from gpuyard.engines.common.spawn_program import BEGAN
 from gpuyard.model.dependencies import DependencyKind, DependencyOutlook, outlook, outlook_of_all
 from gpuyard.model.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.model.lifecycle import FINISHED, LIVE, JobState

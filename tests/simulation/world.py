@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.engines.common.spawn_program import BEGAN
 from gpuyard.model.lease import Claim, Drain, Holder, Lease, Ticket, amended
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.simulated_usage import parse_devices

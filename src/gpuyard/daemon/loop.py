@@ -281,7 +281,7 @@ class SchedulerLoop:
 
     def _watch_memory(self) -> None:
         devices = self.controller.memory_guard.watched if self.controller.transitions.live else frozenset()
-        self.sampling.watch(devices, self.controller.host_guard.watch)
+        self.sampling.watch(devices, self.controller.host_guard.watch_every_s)
 
     def _reload_changed_config(self) -> None:
         """A changed file applies from this step on; while it cannot be read the old settings stay."""

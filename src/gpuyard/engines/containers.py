@@ -8,13 +8,11 @@
   vendor; the program sees its own by variables.
 - NVIDIA: podman maps by CDI, the names in the specs that `nvidia-ctk cdi generate` writes (UUIDs or indexes), docker by
   `--gpus`. AMD and Intel: the cards' render nodes, and AMD's /dev/kfd.
-
-A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon that
-takes over removes what an earlier one left. The tool removes the container itself when the program ends (`--rm`);
-`TOOL rm` runs only after other ends. The tool may fail or hang: each removal has a thread, kills a tool that has not
-ended after 30 s, and is tried again until it has succeeded.
-
-The end of an attempt is held back, and with it its lease, until its container is gone, for 10 s at most."""
+- A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon
+  that takes over removes what an earlier one left.
+- The tool removes the container itself when the program ends (`--rm`); `TOOL rm` runs only after other ends. It is
+  killed if it has not ended after 30 s, and tried again until the container is gone. So long, but for 10 s at most, the
+  end of the attempt is held back, and with it its lease."""
 
 import contextlib
 import hashlib
@@ -129,22 +127,19 @@ def render_nodes(device: Device) -> list[str]:
     return nodes
 
 
-class HostUser(Struct, frozen=True, kw_only=True):
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-
-
 class ContainedProgram(Struct, frozen=True, kw_only=True):
-    """What runs in a container. `devices` are options of the tool that map devices. `has_init`: podman finds an init.
-    `shm_mb` is the size of /dev/shm, which data loaders use: 64 MB by default, which is too little."""
+    """What runs in a container, as this user of the host. `devices` are options of the tool that map devices.
+    `has_init`: podman finds an init. `shm_mb` is the size of /dev/shm, which data loaders use: 64 MB by default, which
+    is too little."""
 
     container: Container
     name: str
     command: tuple[str, ...]
     cwd: str
     variables: tuple[str, ...]
-    user: HostUser
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     devices: tuple[str, ...] = ()
     shm_mb: int = 0
@@ -165,7 +160,7 @@ def remove_command(tool: str, name: str) -> tuple[str, ...]:
 
 
 def container_command(program: ContainedProgram) -> tuple[str, ...]:
-    container, user = program.container, program.user
+    container, uid, gid = program.container, program.uid, program.gid
     is_podman, mounts = container.tool == "podman", container.mounts
     if program.cwd != "/" and not any(mount.target == program.cwd for mount in mounts):
         mounts = (Mount(source=program.cwd, target=program.cwd), *mounts)
@@ -177,9 +172,9 @@ def container_command(program: ContainedProgram) -> tuple[str, ...]:
     options = ["--rm", "--name", program.name, "--log-driver", "none"]
     options += [text for label, value in program.labels for text in ("--label", f"{label}={value}")]
     # Rootless podman maps this user to the same number in the container; root's podman maps no user.
-    groups = [text for group in user.groups if group != user.gid for text in ("--group-add", str(group))]
-    keep = ["--userns", "keep-id", "--group-add", "keep-groups"] if user.uid else groups
-    own_ids = ["--user", f"{user.uid}:{user.gid}"]
+    groups = [text for group in program.groups if group != gid for text in ("--group-add", str(group))]
+    keep = ["--userns", "keep-id", "--group-add", "keep-groups"] if uid else groups
+    own_ids = ["--user", f"{uid}:{gid}"]
     options += [*keep, *own_ids] if is_podman else [*own_ids, *groups]
     # SELinux would hide mounts and devices from the program, or relabel the user's files.
     options += ["--security-opt", "label=disable"]
@@ -238,7 +233,9 @@ class StartedContainers:
                 command=launch.command,
                 cwd=launch.cwd,
                 variables=tuple(variables_to_pass(environment)),
-                user=HostUser(uid=os.getuid(), gid=os.getgid(), groups=tuple(os.getgroups())),
+                uid=os.getuid(),
+                gid=os.getgid(),
+                groups=tuple(os.getgroups()),
                 labels=(("gpuyard.job", str(launch.job_id)), ("gpuyard.attempt", str(launch.attempt)),
                         ("gpuyard.queue", queue)),
                 devices=device_options(container.tool, launch.devices),

@@ -295,13 +295,6 @@ class HostAlarm(Struct, frozen=True, kw_only=True):
     victim: int | None = None
 
 
-class HostWatch(Struct, frozen=True, kw_only=True):
-    """How often the available RAM is read, and whether the RAM of each job is measured along with it."""
-
-    every_s: float
-    measures_jobs: bool
-
-
 def find_host_alarm(
     available_mb: float,
     floor: float,
@@ -341,10 +334,9 @@ def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
     return available_mb < max(numbers.KILL_PART * floor, numbers.LASTS_ABOVE_S * fall.steady_mb_s)
 
 
-def next_watch(available_mb: float, floor: float) -> HostWatch:
-    """Return how often RAM is read while jobs run. That of single jobs costs more: only near a decision."""
-    every_s = min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / numbers.FASTEST_MB_S))
-    return HostWatch(every_s=every_s, measures_jobs=every_s < 0.2)
+def watch_every_s(available_mb: float, floor: float) -> float:
+    """Return how often RAM is read while jobs run."""
+    return min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / numbers.FASTEST_MB_S))
 
 
 def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:

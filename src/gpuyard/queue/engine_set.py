@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.model.cluster_terms import Offer
 from gpuyard.model.job import Attempt
-from gpuyard.ports import Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, Signalling, SiteStatus
+from gpuyard.ports import AnyEngine, Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, Signalling, SiteStatus
 
 T = TypeVar("T")
 Report = TypeVar("Report", Ended, SiteStatus)
@@ -54,7 +54,7 @@ class EngineSet:
         for name in dict.fromkeys(attempt.engine for attempt in attempts if attempt.engine):
             self._orphans[name] = [attempt for attempt in attempts if attempt.engine == name]
             try:
-                self._engine(name)
+                self._cluster(name)
             except EnvironmentFault as error:
                 _log.error("%s; its attempts wait until it can be opened", error)
 
@@ -135,10 +135,10 @@ class EngineSet:
     def _in_queue_time(self, reports: list[Report]) -> list[Report]:
         return [each if each.at is None else replace(each, at=self._from_wall(each.at)) for each in reports]
 
-    def _all(self) -> list[Engine | HostEngine]:
+    def _all(self) -> list[AnyEngine]:
         return [self._local, *self._clusters.values()]
 
-    def _engine(self, name: str) -> Engine | HostEngine:
+    def _engine(self, name: str) -> AnyEngine:
         """Return the engine, opened if necessary; EnvironmentFault if it cannot be opened."""
         return self._cluster(name) if name else self._local
 

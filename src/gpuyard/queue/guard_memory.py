@@ -306,11 +306,11 @@ class HostGuard:
         return self._is_due
 
     @property
-    def watch(self) -> guards.HostWatch | None:
+    def watch_every_s(self) -> float | None:
         """How often RAM is read between samples; None while no job runs on this machine."""
         if self._figures is None or all(live.attempt.engine for live in self._transitions.live.values()):
             return None
-        return guards.next_watch(*self._figures)
+        return guards.watch_every_s(*self._figures)
 
     @property
     def _is_due(self) -> bool:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.model.machine_snapshot import HOST_RAM, Host, Sample, Snapshot
-from gpuyard.policy.memory_guards import HostWatch
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 
@@ -43,7 +42,7 @@ class CountingSampler:
 
 
 def watch(
-    watched: frozenset[str], readings: int, error: Exception | None = None, host_watch: HostWatch | None = None
+    watched: frozenset[str], readings: int, error: Exception | None = None, host_every_s: float | None = None
 ) -> tuple[CountingSampler, Any]:
     """Take a sample, watch devices until so many readings have arrived, and take another sample."""
     sampler, arrived = CountingSampler(), []
@@ -63,7 +62,7 @@ def watch(
         clock = FakeClock()
         sampling = SamplingThread(cast("Sampler", sampler), clock, lambda: None, measure, on_memory=note)
         try:
-            sampling.watch(watched, host_watch)
+            sampling.watch(watched, host_every_s)
             await sampling.request()
             clock.time += 7.0
             async with asyncio.timeout(DEADLINE_S):
@@ -76,9 +75,9 @@ def watch(
             sampling.close()
 
     latest = asyncio.run(scenario())
-    expected = watched if host_watch is None else watched | {HOST_RAM}
+    expected = watched if host_every_s is None else watched | {HOST_RAM}
     assert all(each.reread == expected for each in arrived)
-    measured = 512.0 if host_watch is not None and host_watch.measures_jobs else 0.0
+    measured = 512.0 if host_every_s is not None and host_every_s < 0.2 else 0.0
     assert all(each.ram_mb == {(1, 1): measured} for each in arrived)
     return sampler, latest
 
@@ -99,8 +98,7 @@ def test_a_failing_reading_does_not_end_the_thread() -> None:
 def test_ram_is_read_between_samples_as_often_as_the_watch_says(
     watched: frozenset[str], *, measures_jobs: bool
 ) -> None:
-    host_watch = HostWatch(every_s=0.05, measures_jobs=measures_jobs)
-    sampler, latest = watch(watched, readings=3, host_watch=host_watch)
+    sampler, latest = watch(watched, readings=3, host_every_s=0.05 if measures_jobs else 0.2)
     assert (HOST_RAM,) in sampler.asked
     assert (watched in sampler.asked) is bool(watched)
     assert latest.reread == frozenset()

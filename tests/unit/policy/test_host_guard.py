@@ -22,9 +22,9 @@ from gpuyard.policy.memory_guards import (
     host_closed_reason,
     judge_host,
     must_kill,
-    next_watch,
     notable_mb,
     ram_to_restart,
+    watch_every_s,
 )
 
 GB = 1024.0
@@ -137,17 +137,15 @@ def test_near_the_floor_ram_is_read_often_and_jobs_are_killed_early() -> None:
     assert not must_kill(0.9 * GB, FLOOR, STEADY)
     assert must_kill(0.4 * GB, FLOOR, STEADY), "a stopping job is killed early only when nearly nothing is left"
     assert must_kill(0.9 * GB, FLOOR, falling(2000.0))
-    assert next_watch(20 * GB, FLOOR).every_s == 1.0
-    assert not next_watch(20 * GB, FLOOR).measures_jobs
-    assert next_watch(6 * GB, FLOOR).every_s == pytest.approx(0.5)
-    assert next_watch(2.5 * GB, FLOOR).every_s == 0.1
-    assert next_watch(1 * GB, FLOOR).every_s == 0.1
-    assert next_watch(1 * GB, FLOOR).measures_jobs, "RAM is read more often the nearer the floor"
+    assert watch_every_s(20 * GB, FLOOR) == 1.0
+    assert watch_every_s(6 * GB, FLOOR) == pytest.approx(0.5)
+    assert watch_every_s(2.5 * GB, FLOOR) == 0.1
+    assert watch_every_s(1 * GB, FLOOR) == 0.1, "RAM is read more often the nearer the floor"
 
 
 @given(available_mb=st.floats(0.0, 1e6), rate=st.floats(0.0, 4096.0))
 def test_a_fast_climb_is_seen_before_it_passes_the_floor(available_mb: float, rate: float) -> None:
-    every_s = next_watch(available_mb, FLOOR).every_s
+    every_s = watch_every_s(available_mb, FLOOR)
     lost = rate * every_s
     assert available_mb - lost >= min(available_mb, FLOOR) - 4096.0 * 0.1 - 1e-6
 

@@ -10,7 +10,7 @@ from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
-from gpuyard.policy.memory_guards import HostProgram, HostWatch
+from gpuyard.policy.memory_guards import HostProgram
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.guard_memory import HostGuard
@@ -161,12 +161,12 @@ def test_unknown_ram_and_a_floor_of_zero_turn_the_guard_off(queue_db: QueueDb) -
     assert not off.read(110.0, 0.1, job1=8.0, job2=8.0)
     off.rules = RULES
     assert not off.read(111.0, None, job1=8.0, job2=8.0)
-    assert off.guard.watch is None
+    assert off.guard.watch_every_s is None
 
 
 def test_ram_is_watched_only_while_jobs_run(guarded: Guarded) -> None:
     guarded.read(110.0, 3.0)
-    idle = guarded.guard.watch
+    idle = guarded.guard.watch_every_s
     guarded.start()
     guarded.read(111.0, 3.0, job1=1.0)
-    assert (idle, guarded.guard.watch) == (None, HostWatch(every_s=0.125, measures_jobs=True))
+    assert (idle, guarded.guard.watch_every_s) == (None, 0.125)

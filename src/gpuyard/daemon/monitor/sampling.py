@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from gpuyard.errors import GpuyardError
 from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
-from gpuyard.policy.memory_guards import HostWatch
 from gpuyard.policy.usage_curve import READ_OFTEN_EVERY_S
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
@@ -30,7 +29,7 @@ class SamplingThread:
     """Hold the latest sample and take a new one on request; requests made meanwhile share it. A driver that hangs never
     blocks the daemon's loop.
 
-    In between, the memory of `watched` devices is read often, the RAM of the host as `host_watch` says, and `on_memory`
+    In between, the memory of `watched` devices is read often, the RAM of the host every `host_every_s`, and `on_memory`
     is called. That makes the latest sample no younger: other figures in it are as old as before.
     """
 
@@ -46,7 +45,7 @@ class SamplingThread:
     ) -> None:
         self.latest, self._arrived_at = Sample(snapshot=Snapshot(taken_at=None, host=Host())), float("-inf")
         self.watched: frozenset[str] = frozenset()
-        self.host_watch: HostWatch | None = None
+        self.host_every_s: float | None = None
         self._is_reading_arriving = self._is_closed = False
         self._sampler, self._clock, self._on_sample, self._on_memory = sampler, clock, on_sample, on_memory
         self._measure_ram, self._measure_cpu_s = measure_ram, measure_cpu_s
@@ -69,10 +68,10 @@ class SamplingThread:
             self._is_woken.set()
         return self._pending
 
-    def watch(self, devices: frozenset[str], host_watch: HostWatch | None) -> None:
+    def watch(self, devices: frozenset[str], host_every_s: float | None) -> None:
         """Set what is read between samples."""
         before_s = self._pause_s()
-        self.watched, self.host_watch = devices, host_watch
+        self.watched, self.host_every_s = devices, host_every_s
         pause_s = self._pause_s()
         if pause_s is not None and (before_s is None or pause_s < before_s):
             self._is_woken.set()
@@ -101,23 +100,22 @@ class SamplingThread:
 
     def _pause_s(self) -> float | None:
         """Return when memory is read next; None: not before the next sample."""
-        watch = self.host_watch
-        often_s, host_s = READ_OFTEN_EVERY_S if self.watched else None, watch.every_s if watch is not None else None
-        return min(filter(None, (often_s, host_s)), default=None)
+        often_s = READ_OFTEN_EVERY_S if self.watched else None
+        return min(filter(None, (often_s, self.host_every_s)), default=None)
 
     def _read_memory(self) -> None:
-        before, watched, host_watch = self.latest, self.watched, self.host_watch
+        before, watched, host_every_s = self.latest, self.watched, self.host_every_s
         if self._is_reading_arriving:  # the loop is busy
             return
         try:
             sample = self._sampler.read_memory(before, watched) if watched else before
-            if host_watch is not None:
+            if host_every_s is not None:
                 sample = self._sampler.read_host_memory(sample, frozenset() if sample is before else sample.reread)
-            if host_watch is not None and host_watch.measures_jobs:  # while RAM is short, this often
+            if host_every_s is not None and host_every_s < 0.2:  # only near a decision, as it costs more
                 sample = replace(sample, ram_mb=self._measure_ram(0.25))
         except Exception:  # noqa: BLE001 - the outermost place of the probes: a full sample follows anyway
             _log.exception("the memory of the machine cannot be read")
-            self.watched, self.host_watch = frozenset(), None
+            self.watched, self.host_every_s = frozenset(), None
             return
         if sample is not before and not self._loop.is_closed():
             self._is_reading_arriving = True

@@ -165,7 +165,8 @@ class InFlightJobs:
         for token in sorted(self._dirs.all(), key=self._dirs.written_at, reverse=True):
             self._adopt_submission(token, wanted)
         missing = [attempt for attempt in attempts if attempt.key not in self.live]
-        self._refuse_another_folder(missing)
+        for attempt in missing:
+            self._refuse_another_folder(attempt)
         for attempt in missing:
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
             if attempt.site_id:
@@ -174,19 +175,16 @@ class InFlightJobs:
                 outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
-    def _refuse_another_folder(self, missing: Sequence[Attempt]) -> None:
+    def _refuse_another_folder(self, attempt: Attempt) -> None:
         """Raise if an attempt that the site has reported, and may still run, was submitted from another folder."""
-        for attempt in missing:
-            logs, name = os.path.split(attempt.log or "")
-            folder, is_own = (
-                os.path.dirname(logs),
-                name == name_of(attempt.job_id, attempt.number),
-            )  # else the user's file
-            if is_own and attempt.site_id and folder and not self._dirs.path("").startswith(f"{folder}/"):
-                raise EnvironmentFault(
-                    f"job {attempt.job_id} was submitted from the folder {folder}, which is no longer configured",
-                    hint=f"set the folder back to {folder} until the jobs there are over",
-                )
+        logs, name = os.path.split(attempt.log or "")
+        folder = os.path.dirname(logs)
+        is_own = name == name_of(attempt.job_id, attempt.number)  # else the user's file
+        if is_own and attempt.site_id and folder and not self._dirs.path("").startswith(f"{folder}/"):
+            raise EnvironmentFault(
+                f"job {attempt.job_id} was submitted from the folder {folder}, which is no longer configured",
+                hint=f"set the folder back to {folder} until the jobs there are over",
+            )
 
     def _adopt_submission(self, token: str, wanted: AbstractSet[str]) -> None:
         if not self._dirs.is_complete(token) and not self._dirs.is_gone(token):
@@ -237,11 +235,8 @@ class InFlightJobs:
         and those of `keys` that are done: an element has no id before the site has reported it."""
         known = {key: self.live.get(key) for key in keys}
         seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
-        voided = [
-            (each, sighting)
-            for each, sighting in seen
-            if keys[each.key] and sighting.at is SiteState.PENDING and self._void(each)
-        ]
+        waiting = ((each, seen_as) for each, seen_as in seen if keys[each.key] and seen_as.at is SiteState.PENDING)
+        voided = [(each, sighting) for each, sighting in waiting if self._void(each)]
         running = ((each, sighting) for each, sighting in seen if not keys[each.key])
         self.to_cancel |= {sighting.id for _, sighting in (*voided, *running)}
         outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
@@ -261,9 +256,7 @@ class InFlightJobs:
         """Yield what has changed, by supervisors' files and the report, if given. A fault is raised at the end."""
         fault: EnvironmentFault | None = None
         for token, entry in list(self._submissions.items()):
-            if not entry.elements or (
-                report is None and not any(each.may_have_news for each in entry.elements.values())
-            ):
+            if not any(report is not None or each.may_have_news for each in entry.elements.values()):
                 continue
             try:
                 traces = self._dirs.traces(token)

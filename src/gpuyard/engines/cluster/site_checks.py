@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -33,15 +33,14 @@ _TO_REPORT_S = 1.0
 
 def unreachable_sites(openers: Mapping[str, Callable[[], Site]]) -> dict[str, str]:
     """Return why sites cannot be reached, by name, within 6 s: one that hangs is left to its thread."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] = dict.fromkeys(openers, f"no answer within {WITHIN_S:.0f} s")
 
     def ask(name: str) -> None:
-        problem = None
         try:
             openers[name]().report(())
+            found[name] = None
         except EnvironmentFault as error:
-            problem = error.with_hint
-        found[name] = problem
+            found[name] = error.with_hint
 
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in openers]
     for thread in threads:
@@ -49,8 +48,7 @@ def unreachable_sites(openers: Mapping[str, Callable[[], Site]]) -> dict[str, st
     deadline = time.monotonic() + WITHIN_S + _TO_REPORT_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    answers = {name: found.get(name, f"no answer within {WITHIN_S:.0f} s") for name in openers}
-    return {name: problem for name, problem in answers.items() if problem is not None}
+    return {name: problem for name, problem in found.items() if problem is not None}
 
 
 class CheckingSite(Protocol):
@@ -144,8 +142,14 @@ def check_nodes(
                 lines = site.run_on(node, _script(Path(name), cwd), within_s).splitlines()
             except EnvironmentFault as error:
                 return NodeCheck(node=node.place, problems=(f"no job ran there: {error.with_hint}",))
-            problems = list(_folder_problems(lines, folder, token, site.name))
-            report = None
+            problems, report = [], None
+            if f"folder={token}" not in lines:
+                hint = "mount the same file system there, or name a folder that all nodes see as `folder` in "
+                problems.append(f"does not see {folder} ({hint}[{site.name}])")
+            elif "folder=written" not in lines:
+                problems.append(
+                    f"cannot write to {folder} (mount it for writing there, with the same user ids as here)"
+                )
             with contextlib.suppress(StopIteration, msgspec.MsgspecError):
                 line = next(line for line in lines if line.startswith("report="))
                 report = msgspec.json.decode(line.partition("=")[2].encode(), type=NodeReport)
@@ -160,14 +164,6 @@ def check_nodes(
 
         with ThreadPoolExecutor(max_workers=min(64, max(1, len(nodes)))) as pool:
             return list(pool.map(check, nodes))
-
-
-def _folder_problems(lines: Sequence[str], folder: Path, token: str, site: str) -> Iterator[str]:
-    if f"folder={token}" not in lines:
-        hint = f"mount the same file system there, or name a folder that all nodes see as `folder` in [{site}]"
-        yield f"does not see {folder} ({hint})"
-    elif "folder=written" not in lines:
-        yield f"cannot write to {folder} (mount it for writing there, with the same user ids as here)"
 
 
 def _problems_of(report: NodeReport, off_s: float, cwd: str, card_mb: float | None, site: str) -> Iterator[str]:

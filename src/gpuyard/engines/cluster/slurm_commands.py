@@ -146,7 +146,6 @@ def submit_command(submission: ClusterSubmission, settings: SlurmConfig) -> list
     terms = submission.terms
     name = "".join(letter if letter.isprintable() else " " for letter in terms.name)[:200].strip()
     array = f"--array=0-{submission.count - 1}" + (f"%{terms.at_most}" if terms.at_most else "")
-    named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
         *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1"),
         f"--job-name={name or 'gpuyard'}",
@@ -155,7 +154,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmConfig) -> list
         *([array] if submission.count > 1 else ()),
         *([f"--exclude={','.join(submission.without)}"] if submission.without else ()),
         *_resources_of(terms, settings),
-        *(f"--{option}={value}" for option, value in named.items() if value is not None),
+        *_named(settings),
         *settings.options,
         *terms.options,
         f"--comment={_OURS}{submission.token}",  # last, so that it wins: it identifies the job
@@ -181,6 +180,11 @@ def test_command(terms: ClusterTerms, settings: SlurmConfig) -> list[str]:
     tested = ClusterSubmission(token="", terms=terms, count=1, folder="/", supervisor=())
     program, *arguments = submit_command(tested, settings)
     return [program, "--test-only", *arguments]
+
+
+def _named(settings: SlurmConfig) -> list[str]:
+    named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    return [f"--{option}={value}" for option, value in named.items() if value is not None]
 
 
 def _resources_of(terms: ClusterTerms, settings: SlurmConfig) -> Iterator[str]:
@@ -260,12 +264,11 @@ def parse_states(text: str) -> list[ClusterNode]:
 
 def run_command(node: ClusterNode, script: str, settings: SlurmConfig, within_s: float) -> list[str]:
     """Return the command that runs a script on this node, prints its output, and gives up if the node is busy."""
-    named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
         *("srun", "--quiet", f"--nodelist={node.name}", "--nodes=1", "--ntasks=1", "--time=1", "--mpi=none"),
         *("--export=ALL", "--chdir=/", "--job-name=gpuyard-doctor", f"--immediate={math.ceil(within_s)}"),
         *(["--gres=gpu:1"] if node.has_gpus else []),
-        *(f"--{option}={value}" for option, value in named.items() if value is not None),
+        *_named(settings),
         *("sh", "-c", script),
     ]
 
@@ -315,7 +318,7 @@ def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
         return None
     state = cells["state"].partition(" ")[0]  # of `CANCELLED by 1000`
     place = cells["place"] if cells["place"] != "None assigned" else ""
-    at = state_of(state, place)
+    at, start, end = state_of(state, place), cells["start"], cells["end"]
     is_over = at in OVER
     sighting = Sighting(
         id=id_,
@@ -323,9 +326,9 @@ def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
         reason=reason_of(cells.get("reason", "")),
         place=place,
         # For a waiting job Slurm has the expected start, and for a running one the latest end.
-        started_at=_time(cells["start"]) if place and at is not SiteState.PENDING else None,
-        # The latest possible end: otherwise a job would seem to have run up to a second shorter.
-        ended_at=_time(cells["end"], 1.0) if is_over else None,
+        started_at=float(start) if place and at is not SiteState.PENDING and start.isdigit() else None,
+        # The latest possible end, as Slurm cuts off fractions: otherwise jobs would seem up to a second shorter.
+        ended_at=float(end) + 1.0 if is_over and end.isdigit() else None,
         status=status_of(cells["code"]) if place and is_over else None,
     )
     comment = cells.get("comment", "")
@@ -335,11 +338,6 @@ def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
         token=comment.removeprefix(_OURS) if comment.startswith(_OURS) else None,
         sighting=sighting,
     )
-
-
-def _time(text: str, later_s: float = 0.0) -> float | None:
-    """Parse whole seconds: Slurm cuts off fractions."""
-    return float(text) + later_s if text.isdigit() else None
 
 
 def state_of(state: str, place: str) -> SiteState:
@@ -412,12 +410,8 @@ def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRe
         return None
     if program != "sbatch" or status < 0 or _UNREACHED.search(errors):
         return SiteUnreachable(message, hint=f"run `{program}` by hand, or `scontrol ping`")
-    hint = (
-        "lower `most_jobs` in [slurm], if there are too many jobs"
-        if re.search(r"policy|limit", errors, re.IGNORECASE)
-        else None
-    )
-    return SiteRefused(message, hint=hint)
+    is_limit = re.search(r"policy|limit", errors, re.IGNORECASE)
+    return SiteRefused(message, hint="lower `most_jobs` in [slurm], if there are too many jobs" if is_limit else None)
 
 
 def is_about_nodes(error: SiteRefused) -> bool:
@@ -430,8 +424,8 @@ def is_for_ever(error: SiteRefused) -> bool:
 
 
 def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:
-    message = _in_one_line(errors)
-    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {message}" if message else ""))
+    message = f": {_in_one_line(errors)}".removesuffix(": ")
+    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s{message}")
 
 
 def _in_one_line(errors: str) -> str:

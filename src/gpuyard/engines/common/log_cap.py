@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable
 
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _SPEED = 2 << 30
 _SOONEST_S, _LATEST_S = 0.001, 1.0
 _SHORTENED = b"\n[gpuyard: the middle of the output was cut out here: the log was over its cap]\n"
@@ -67,10 +66,10 @@ def _cut(descriptor: int, cap: int) -> int:
 
 def _punch(descriptor: int, start: int, length: int) -> bool:
     call = _fallocate()
-    return call is not None and call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0
+    return call is not None and call(descriptor, 0x03, start, length) == 0  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
     library = ctypes.CDLL(None)
     call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)

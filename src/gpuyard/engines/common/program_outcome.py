@@ -18,7 +18,15 @@ from typing import Self
 from msgspec import Struct
 
 from gpuyard.engines.common.job_logs import open_log
-from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure, describe, headline, is_unbegun
+from gpuyard.engines.common.spawn_program import (
+    BEGAN,
+    BY_SIGNAL,
+    START_FAILURES,
+    StartFailure,
+    describe,
+    headline,
+    is_unbegun,
+)
 from gpuyard.errors import UserError
 from gpuyard.model.container import CONTAINER_TOOLS
 from gpuyard.model.error_line import explain_failure, find_device_fault
@@ -27,7 +35,6 @@ from gpuyard.model.out_of_memory import KILLED, Shortage, killed_by_kernel, reco
 from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.ports import Launch
 
-BEGAN = "began"
 # The exit status of docker and podman when they could not run the container. Their other failures are above.
 TOOL_FAILED = 125
 
@@ -70,9 +77,8 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
         reason = "the daemon or its keeper was gone before it could start" if limit is None else limit.text
         return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
     if word == BEGAN:
-        return Outcome(
-            kind=OutcomeKind.LOST, reason="its keeper is gone without a status: it was killed, or the machine went down"
-        )
+        reason = "its keeper is gone without a status: it was killed, or the machine went down"
+        return Outcome(kind=OutcomeKind.LOST, reason=reason)
     if not word.isdigit():
         if word not in START_FAILURES:
             return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper wrote an unknown word: {word}")

@@ -15,8 +15,8 @@ from gpuyard.system.write_files import UnsafePathError, open_results
 
 # The words by which keepers and supervisors report a program that has not begun, because of an error that passes.
 _UNBEGUN = "unbegun"
-# A launch of a slice that its keeper gave back.
-RETURNED = "unbegun-returned"
+RETURNED = "unbegun-returned"  # a launch of a slice that its keeper gave back
+BEGAN = "began"
 _FAILURES = {
     "process": "no program can be started",
     "log": "no log can be written",
@@ -75,9 +75,8 @@ class SpawnSpec(NamedTuple):
     command: tuple[str, ...]
     environment: dict[str, str]
     directory: str
-    outputs: tuple[
-        tuple[str, int], ...
-    ]  # paths with caps (0: the user's file), for standard output and error, if apart
+    # Paths with caps (0: the user's file), for standard output and error, if apart.
+    outputs: tuple[tuple[str, int], ...]
     stdin: str  # empty: /dev/null
     relay: tuple[str, ...] = ()  # the start of a command that runs the program
     open_files: int | None = None  # the limit, if below ours

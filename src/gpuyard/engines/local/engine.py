@@ -1,14 +1,10 @@
 """Runs attempts on this machine, each in a session of its own, under a keeper that outlives the daemon.
 
-- The keeper (`keeper.py`) is the parent of everything that a daemon starts. It writes every start and end to the
-  journal, one file that all keepers append to (`keeper_connection.py`), and reports ends to the daemon.
 - Prepared launches stay here until `start_prepared` sends them in one message. A daemon that dies earlier has started
   nothing.
-- A daemon that takes over connects to the keepers that live. A keeper greets it only after it has started everything
-  that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
-  started. Those that a keeper started before it died have no status: they are LOST.
-- A keeper that does not answer counts as alive: its attempts keep running, and their ends are recorded when it answers.
-- The keeper starts the rest of a slice by itself, one after the other, and reports each beginning within 25 ms.
+- A daemon that takes over connects to the keepers that live, and waits for their greetings (`keeper.py`). An attempt
+  without a line in the journal then, or after the keeper's death, never started. Those that a keeper started before it
+  died have no status: they are LOST.
 - The journal is emptied when it has grown, no attempt is live, and `ended` is called with all earlier ends recorded.
 
 A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes."""
@@ -29,7 +25,6 @@ from gpuyard.engines.common import job_logs, output_relay
 from gpuyard.engines.common.bring_results import SnapshotResults
 from gpuyard.engines.common.hold_ends import Holds
 from gpuyard.engines.common.program_outcome import (
-    BEGAN,
     OomKillCount,
     StartContext,
     check_arguments,
@@ -38,7 +33,7 @@ from gpuyard.engines.common.program_outcome import (
     outcome_of,
     read_outputs,
 )
-from gpuyard.engines.common.spawn_program import LEASE_AT, UNBEGUN_LOG, ShellChange, SpawnSpec, is_unbegun
+from gpuyard.engines.common.spawn_program import BEGAN, LEASE_AT, UNBEGUN_LOG, ShellChange, SpawnSpec, is_unbegun
 from gpuyard.engines.containers import StartedContainers
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.attempt_processes import ProcessSignals

@@ -140,13 +140,9 @@ def _enable_memory(base: Path) -> None:
 
 
 def _remove(group: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         group.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not group.exists()
 
 
 def _megabytes(path: Path) -> float | None:

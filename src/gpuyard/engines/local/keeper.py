@@ -42,6 +42,7 @@ from typing import NamedTuple
 from gpuyard.engines.common.handled_signals import is_pause_process
 from gpuyard.engines.common.log_cap import LogCaps
 from gpuyard.engines.common.spawn_program import (
+    BEGAN,
     LEASE_AT,
     RETURNED,
     NotBegun,
@@ -123,7 +124,6 @@ CONNECTION, JOURNAL = 3, 4
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _REPORT_WITHIN_S = 0.025
-BEGAN = "began"
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

@@ -34,7 +34,7 @@ from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
 HELLO = "hello"
-_TIMEOUT_MS = 2_000
+_SEND_TIMEOUT_MS = _GREETING_MS = 2_000
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+))?(?: ([0-9]+\.[0-9]+))? \.")
 # As 17.1.log, of attempt 1 of job 17.
 _LOG_NAME = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\.[a-z.]+")
@@ -127,12 +127,12 @@ class KeeperConnection:
 
     def has_answered(self) -> bool:
         """Return whether the keeper has greeted, or is late with it."""
-        self.is_late = self.is_late or time.monotonic() > self._since + _TIMEOUT_MS / 1000
+        self.is_late = self.is_late or time.monotonic() > self._since + _GREETING_MS / 1000
         return self.is_greeted or self.is_late
 
     def wait_for_greeting(self) -> bool:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
-        self.is_late = self.is_late or not self._wait(select.POLLIN)
+        self.is_late = self.is_late or not self._wait(select.POLLIN, _GREETING_MS)
         return not self.is_late
 
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
@@ -164,12 +164,12 @@ class KeeperConnection:
         gone."""
         numbers = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in leases)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if leases else []
-        deadline = time.monotonic() + _TIMEOUT_MS / 1000
+        deadline = time.monotonic() + _SEND_TIMEOUT_MS / 1000
         while True:
             try:
                 return self._link.sendmsg([content], rights)
             except BlockingIOError:
-                if not self._wait(select.POLLOUT):
+                if not self._wait(select.POLLOUT, _SEND_TIMEOUT_MS):
                     return 0
             except OSError as error:
                 # The keeper has to receive others first: the system bounds the descriptors that are under way.
@@ -177,10 +177,10 @@ class KeeperConnection:
                     return 0
                 time.sleep(0.001)
 
-    def _wait(self, event: int) -> bool:
+    def _wait(self, event: int, timeout_ms: int) -> bool:
         poll = select.poll()
         poll.register(self._link, event)
-        return bool(poll.poll(_TIMEOUT_MS))
+        return bool(poll.poll(timeout_ms))
 
 
 class KeeperUnreachable(EnvironmentFault):

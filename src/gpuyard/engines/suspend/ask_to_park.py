@@ -1,10 +1,5 @@
-"""Asks the processes of a job that have registered for it (`system/parking_protocol.py`) to park their GPU memory, and
-to take it back: all of them, or none.
-
-Processes that work together wait for each other within a step, so they have to park after the same step. They are held
-first: each says which point is its next, and does not leave it. Then all are asked to park at the largest of these,
-which none of them has passed. Processes that wait for no other park at their own next point.
-"""
+"""Asks the processes of a job that have registered for it to park their GPU memory, and to take it back: all of them,
+or none, as `system/parking_protocol.py` says. Processes that wait for no other park at their own next point."""
 
 import _socket
 import contextlib

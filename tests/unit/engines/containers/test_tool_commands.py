@@ -5,7 +5,7 @@ import shlex
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.engines.containers import ContainedProgram, HostUser, container_command, container_name, remove_command
+from gpuyard.engines.containers import ContainedProgram, container_command, container_name, remove_command
 from gpuyard.model.container import Container, Mount
 
 PROGRAM = ContainedProgram(
@@ -19,7 +19,9 @@ PROGRAM = ContainedProgram(
     command=("python", "train.py"),
     cwd="/home/anne/work",
     variables=("HF_TOKEN", "CUDA_VISIBLE_DEVICES"),
-    user=HostUser(uid=1000, gid=1000, groups=(1000, 44)),
+    uid=1000,
+    gid=1000,
+    groups=(1000, 44),
     labels=(("gpuyard.job", "17"),),
     devices=("--device", "nvidia.com/gpu=GPU-1"),
     shm_mb=512,
@@ -50,7 +52,7 @@ def test_docker_gets_the_users_numbers_and_groups() -> None:
 
 def test_podman_without_an_init_and_podman_of_root() -> None:
     assert " --init " not in command("podman", has_init=False)
-    line = command("podman", user=HostUser(uid=0, gid=0, groups=(0, 44)))
+    line = command("podman", uid=0, gid=0, groups=(0, 44))
     assert "keep" not in line
     assert " --group-add 44 --user 0:0 " in line
 
