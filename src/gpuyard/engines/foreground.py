@@ -63,10 +63,7 @@ def signals_for_the_main_thread() -> Iterator[None]:
 
 
 def run_program(
-    program: ForegroundProgram,
-    lease: Path,
-    descriptor: int,
-    meanwhile: Callable[[], None] | None = None,
+    program: ForegroundProgram, lease: Path, descriptor: int, meanwhile: Callable[[], None] | None = None
 ) -> int:
     """Run the program and return its exit status, 128 + the number for a signal. Closes the lease's descriptor.
     `meanwhile` is called about every second until the program ends. Raises EnvironmentFault if a limit of the system

@@ -92,11 +92,7 @@ def reserve_mb(capacity_mb: float) -> float:
 
 
 def find_alarm(
-    free_mb: float,
-    capacity_mb: float,
-    jobs: Sequence[GuardedJob],
-    *,
-    has_other_leases: Callable[[], bool],
+    free_mb: float, capacity_mb: float, jobs: Sequence[GuardedJob], *, has_other_leases: Callable[[], bool]
 ) -> Alarm | None:
     """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no known
     job lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave counts as free.
@@ -296,11 +292,7 @@ class HostAlarm(Struct, frozen=True, kw_only=True):
 
 
 def find_host_alarm(
-    available_mb: float,
-    floor: float,
-    fall: MemoryClimb,
-    jobs: Sequence[HostJob],
-    programs: Sequence[HostProgram] = (),
+    available_mb: float, floor: float, fall: MemoryClimb, jobs: Sequence[HostJob], programs: Sequence[HostProgram] = ()
 ) -> HostAlarm | None:
     """Return the alarm of the machine, if its RAM is about to run out. `fall` is the climb of what is not available."""
     expected = available_mb + sum(job.held_mb for job in jobs if job.is_leaving)

@@ -43,11 +43,7 @@ class RaySite:
     most_in_submission = 100
 
     def __init__(
-        self,
-        settings: RayConfig,
-        environment: Mapping[str, str] = os.environ,
-        *,
-        limit_s: float | None = None,
+        self, settings: RayConfig, environment: Mapping[str, str] = os.environ, *, limit_s: float | None = None
     ) -> None:
         self._limit_s = limit_s or _ANSWER_WITHIN_S
         self._settings = settings
