@@ -46,18 +46,16 @@ from gpuyard.store.arrays_and_sweeps import (
     TablePage,
     read_folded,
 )
-from gpuyard.store.search_jobs import PageRange
+from gpuyard.store.search_jobs import LIVE_IN_ORDER, NOT_READY, PageRange
 
 # The state of a group is the first of these that a job of it has.
 _IN_ORDER = (
-    JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
-    JobState.QUEUED, JobState.HELD, JobState.DELAYED, JobState.BLOCKED, JobState.FAILED, JobState.REJECTED,
-    JobState.CANCELLED, JobState.SUCCEEDED,
+    *LIVE_IN_ORDER, JobState.QUEUED, *NOT_READY,
+    JobState.FAILED, JobState.REJECTED, JobState.CANCELLED, JobState.SUCCEEDED,
 )  # fmt: skip
 # States that a line of progress names; a job that waits is one that it does not name.
 _NAMED = (
-    (JobState.FAILED, "failed"), (JobState.REJECTED, "rejected"), (JobState.CANCELLED, "cancelled"),
-    (JobState.SUSPENDED, "suspended"), (JobState.HELD, "held"), (JobState.PENDING, "pending"),
+    JobState.FAILED, JobState.REJECTED, JobState.CANCELLED, JobState.SUSPENDED, JobState.HELD, JobState.PENDING,
 )  # fmt: skip
 
 
@@ -71,7 +69,7 @@ def progress_text(counts: Mapping[JobState, int]) -> str:
     failed; pending ones wait at their site."""
     done = sum(count for state, count in counts.items() if state in FINISHED)
     running = sum(count for state, count in counts.items() if state in LIVE - {JobState.SUSPENDED, JobState.PENDING})
-    named = [f"{counts[state]:,} {word}" for state, word in _NAMED if counts.get(state)]
+    named = [f"{counts[state]:,} {state}" for state in _NAMED if counts.get(state)]
     if running:
         named.append(f"{running:,} running")
     return ", ".join([f"{done:,}/{sum(counts.values()):,} done", *named])

@@ -3,14 +3,12 @@
     the keeper ── the runner ── the program            tmux ── a viewer (`viewer.py`)
                       └──────────── a socket ──────────────────────┘
 
-- The program is the runner's child, so its lease, status, signals and log work as for any other job. A tmux session
-  only displays it: the program continues if tmux is missing, fails or is killed.
-- The runner exits after the program, with a status that `task_files.py` decides for the queue. No signal but SIGKILL
-  ends it earlier; the program gets signals to the attempt too.
+- The program is the runner's child, so its lease, status, signals and log work as for any other job; it continues if
+  tmux is missing, fails or is killed. The runner exits after it, with a status that `task_files.py` decides; no signal
+  but SIGKILL ends it earlier.
 - Closing the session by hand ends the task, as people expect. A session that vanishes is reopened, up to 3 times.
-- The workspace's hook (`pty_program.py`) runs before and after the program. If it fails before, the program does not
-  start and the attempt has failed. If it fails after, the record notes that, and the result stays.
-- The record is a file that the runner writes at the start and at the end. Without a result in it, ask the queue."""
+- If the workspace's hook fails before the program, that does not start, and the attempt has failed. If it fails after,
+  the record notes that, and the result stays. Without a result in the record, ask the queue."""
 
 import json
 import os

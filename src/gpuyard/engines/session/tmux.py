@@ -1,8 +1,7 @@
-"""Opens, finds and closes sessions in the user's tmux. The option `@gpuyard` of a session names its owner. One without
-it is not ours, even if the name matches: we neither use nor close it, and take the next free name. A running pane is
-never killed to show something new. The tmux server may be started here and outlives us, so it inherits no variables of
-a job. The user's settings apply, except that our sessions stay when no client is attached and when their program has
-ended, and have a long history."""
+"""Opens, finds and closes sessions in the user's tmux. The option `@gpuyard` of a session names its owner; one without
+it is not ours, even if the name matches. A running pane is never killed to show something new. The tmux server may be
+started here and outlives us, so it inherits no variables of a job. The user's settings apply, except that our sessions
+stay without clients and after their program, and have a long history."""
 
 import contextlib
 import os

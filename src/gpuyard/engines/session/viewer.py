@@ -2,9 +2,8 @@
 sockets by which the task's runner serves viewers; and the event loop of the runner.
 
 When the viewer's terminal hangs up, either a person closed the session, which ends the task, or tmux died, which must
-not end it. The viewer tells them apart by a silent connection to tmux's server, which does not exit by itself while a
-client is connected. So if the connection stays open, the session was closed. A killed server drops the connection, and
-a server that was asked to exit sends something.
+not end it. A silent connection to tmux's server tells them apart: a killed server drops it, and one that was asked to
+exit sends something; if it stays open, the session was closed.
 
 A slow viewer never blocks the task. One that falls more than 1 MB behind skips output: when it has received what was
 sent, it gets a line that says so and the last part again, as a new viewer does."""
@@ -316,8 +315,10 @@ class ViewerSockets:
             self._on_gone()
 
     def _push(self, connection: "_ViewerConnection") -> None:
-        with contextlib.suppress(OSError):  # reading notices when the viewer is gone
-            connection.push(self._recent_output)
+        with contextlib.suppress(OSError):  # it is full; or the viewer is gone, which reading notices
+            del connection.unsent[: connection.link.send(connection.unsent)]
+        if connection.is_behind and not connection.unsent:
+            connection.catch_up(self._recent_output())
         self._loop.want_to_write(connection.link.fileno(), wants=bool(connection.unsent))
 
     def _recent_output(self) -> bytes:
@@ -332,30 +333,23 @@ class _ViewerConnection:
         self.link = link
         self.frames = FrameDecoder()
         self.unsent = bytearray()
-        self._is_behind = False
+        self.is_behind = False
 
     def send(self, kind: int, content: bytes) -> None:
-        if not self._is_behind:
+        if not self.is_behind:
             self.unsent += frame(kind, content)
-            self._is_behind = len(self.unsent) > 1 << 20
-
-    def push(self, recent_output: Callable[[], bytes]) -> None:
-        with contextlib.suppress(BlockingIOError):
-            del self.unsent[: self.link.send(self.unsent)]
-        if self._is_behind and not self.unsent:
-            self._catch_up(recent_output())
+            self.is_behind = len(self.unsent) > 1 << 20
 
     def end(self, content: bytes, recent_output: bytes, deadline: float) -> None:
-        if self._is_behind:
-            self._catch_up(recent_output)
+        if self.is_behind:
+            self.catch_up(recent_output)
         self.unsent += frame(END, content)
         with contextlib.suppress(OSError):
             self.link.settimeout(max(0.01, deadline - time.monotonic()))
             self.link.sendall(self.unsent)
         self.link.close()
 
-    def _catch_up(self, recent_output: bytes) -> None:
-        self._is_behind = False
-        self.unsent += frame(
-            OUTPUT, b"\r\n[some of the output is left out here; the log has all of it]\r\n" + recent_output
-        )
+    def catch_up(self, recent_output: bytes) -> None:
+        self.is_behind = False
+        text = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
+        self.unsent += frame(OUTPUT, text + recent_output)

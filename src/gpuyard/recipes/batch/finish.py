@@ -1,10 +1,10 @@
 """Finish a batch after its last run, as a job of the queue: classify each run as kept or pruned by what is on disk,
 prune empty runs, and write a summary. Repeating it gives the same result: `pruned.jsonl` records the runs moved before.
-- If gpuyard prunes, it moves runs without a frame to the prune root; all others stay in their folders. - A program that
-prunes keeps data *here*, in the output root, and moves empty runs; or *there*: it moves runs with data   to the prune
-root. Not told which, it is *there* if the output root has no data, and some run reported frames or has   data in the
-prune root. - A program may give folders names of its own. If fewer of them have data than the runs that they may belong
-to, only   the number of kept runs is known."""
+
+A program that prunes keeps data *here*, in the output root, and moves empty runs; or *there*: it moves runs with data
+to the prune root. Not told which, it is *there* if the output root has no data, and some run reported frames or has
+data in the prune root. If fewer folders that have names of the program's own have data than the runs that they may belong
+to, only the number of kept runs is known."""
 
 import contextlib
 import json

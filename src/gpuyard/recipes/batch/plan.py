@@ -1,9 +1,8 @@
 """A batch: many runs of one command, submitted as jobs of the queue. `batch.json` in its root has the plan and the ids
-of the jobs, and is written before they are submitted; repeating a submission after a crash adds nothing.  The same
-command continues its batch until every run has succeeded, and then starts a new one beside it: `out-2` beside `out`;
-also if the batch in `out` is of another command. `--resume` continues the batch in exactly that root; `--append` adds
-runs with the next seeds to it.  Batches may share a prune root: each claims there as many numbers for the folders of
-its runs as a batch may ever have, with a file that only one of them can create. So no two runs have one name."""
+of the jobs, and is written before they are submitted; repeating a submission after a crash adds nothing.
+
+Batches may share a prune root: each claims there as many numbers for the folders of its runs as a batch may ever have,
+with a file that only one of them can create. So no two runs have one name."""
 
 import contextlib
 import csv

@@ -1,11 +1,8 @@
 """Move runs without a single frame from the output root to the prune root, on the same file system.
 
 - A run stays if it has anything that might be data, and if it cannot be moved, such as one with a mount in it.
-- A run is moved by a single rename, after a line in the record names its new path. Nothing is overwritten: a folder
-  without permissions reserves the new name, and the run is renamed onto it.
-- After a kill at any point, the same call completes the move: until then a recorded run may still be in the output
-  root, never the other way round. Other users may be able to write to both roots: only a record of our own counts.
-"""
+- It is moved by a single rename onto a folder without permissions that reserves the new name, after a line in the
+  record names its new path. After a kill at any point, the same call completes the move. Nothing is overwritten."""
 
 import contextlib
 import errno

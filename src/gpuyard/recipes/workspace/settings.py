@@ -1,10 +1,8 @@
 """Load the settings of a workspace from `scheduler_config.yml`, and the options that a task's own YAML overrides. Paths
 are relative to the workspace or absolute, `~` means a home directory, and nothing else is expanded.
 
-A task's YAML belongs to its program; gpuyard reads only the top-level key `scheduler:`. Many programs use that key for
-their learning rate schedule, so the section counts as gpuyard's only if one of its keys is a gpuyard key or a likely
-typing mistake of one; then every key in the section must be valid.
-"""
+A task's YAML belongs to its program, and many programs have a key `scheduler:` of their own. That section counts as
+gpuyard's only if one of its keys is a gpuyard key or a likely mistake of one; then every key in it must be valid."""
 
 import os
 import re

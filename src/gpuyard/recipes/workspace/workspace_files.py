@@ -1,11 +1,9 @@
 """The names of a workspace and its tasks in the queue and in tmux, and the files of tasks: markers, records, logs. A
-config is named after its file without the last suffix. A name that must be changed for tmux or for a file gets a few
-digits of the original's digest, so that different names stay different.
+name that must be changed for tmux or for a file gets a few digits of the original's digest, so that different names
+stay different.
 
 Creating a workspace never loses existing work: a configuration keeps its text, and new keys are appended as comments; a
-file is copied under an unused name before it is replaced. In the templates beside this module, a line of `#` and a key
-shows that key's default.
-"""
+file is copied under an unused name before it is replaced."""
 
 import contextlib
 import hashlib

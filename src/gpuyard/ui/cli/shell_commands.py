@@ -1,7 +1,5 @@
-"""The commands `setup_workspace.sh` and `scheduler_main.sh`, for users of shell schedulers.
-
-Each is another name for `gpuyard workspace`, with the same errors and exit statuses.
-"""
+"""The commands `setup_workspace.sh` and `scheduler_main.sh`, for users of shell schedulers: other names for `gpuyard
+workspace`, with the same errors and exit statuses."""
 
 import sys
 

@@ -1,8 +1,5 @@
-"""A batch as its user sees it: the progress while it runs, on standard error, and the summary at the end.
-
-All figures are the daemon's, including its clock, so a batch that is followed again later is shown as if it had been
-followed all the time.
-"""
+"""A batch as its user sees it: the progress while it runs, on standard error, and the summary at the end. All figures
+are the daemon's, so a batch that is followed again later is shown as if it had been followed all the time."""
 
 import time
 from collections import deque

@@ -1,8 +1,6 @@
-"""The status of a workspace as lines: a row per config, the progress of all, and what the next one waits for.
+"""The status of a workspace as lines: a row per config, the progress of all, and what the next one waits for. Pure.
 
-All pure. Lines fit a given size: a narrow table drops the least needed columns, a low one only counts the least
-important rows. Names and logs are data: control characters in them are replaced.
-"""
+A narrow table drops the least needed columns, a low one only counts the least important rows."""
 
 import os
 from collections import Counter
