@@ -9,11 +9,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.hostile.catalogue import attack
-from tests.hostile.hostile_texts import (  # noqa: F401 - fixtures are found where they are named
-    NASTY,
-    make_hostile_texts,
-    make_own_home,
-)
+from tests.hostile.hostile_texts import NASTY, make_hostile_texts, make_own_home  # noqa: F401 - fixtures are found where they are named
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site, chromium

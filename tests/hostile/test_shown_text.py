@@ -23,12 +23,7 @@ from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.integration.terminal import Terminal
 from tests.integration.test_metrics import dialled
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-)
+from tests.integration.workspace_fixture import Workspace, make_tmux, make_workspace, make_workspaces  # noqa: F401 - fixtures are found where they are named
 
 
 @attack(

@@ -132,7 +132,7 @@ else:
 """
 
 
-def test_datagen_makes_a_data_set_with_a_simulator_that_prunes_by_itself(
+def test_datagen_works_with_a_simulator_that_prunes_by_itself(
     tmp_path: Path, tools: Callable[[str, str], Path]
 ) -> None:
     tools("sim_view", SIMULATOR)

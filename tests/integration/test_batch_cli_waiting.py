@@ -74,9 +74,7 @@ def test_ctrl_c_asks_and_can_leave_the_batch_running(
 
 @interrupted
 @pytest.mark.needs("setsid")
-def test_ctrl_c_asks_and_can_cancel_the_batch_with_a_summary(
-    tmp_path: Path, on_terminal: Callable[..., Terminal]
-) -> None:
+def test_ctrl_c_asks_and_can_cancel_the_batch(tmp_path: Path, on_terminal: Callable[..., Terminal]) -> None:
     terminal = on_terminal("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
     let_go(tmp_path, 0)
     await_run(tmp_path, 1)
@@ -91,9 +89,7 @@ def test_ctrl_c_asks_and_can_cancel_the_batch_with_a_summary(
 
 @interrupted
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
-def test_without_a_terminal_ctrl_c_leaves_the_batch_running_without_asking(
-    tmp_path: Path, signum: int, status: int
-) -> None:
+def test_without_a_terminal_ctrl_c_leaves_the_batch_running(tmp_path: Path, signum: int, status: int) -> None:
     with begun("batch", "--count", "1", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         assert process.stderr is not None
         process.stderr.readline()

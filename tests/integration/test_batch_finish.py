@@ -57,9 +57,7 @@ def test_a_pruned_run_that_later_produced_data_is_not_reported_as_pruned(tmp_pat
     assert (tmp_path / "out/run-000001/frame").read_text() == "data\n"
 
 
-def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
-    tmp_path: Path, tools: Callable[[str, str], Path]
-) -> None:
+def test_data_in_the_simulators_prune_root_is_kept(tmp_path: Path, tools: Callable[[str, str], Path]) -> None:
     tools("sim_view", KEEPS_THERE)
     result = run("datagen", "--count", "4", *OPEN)
     assert result.returncode == 0, result.stderr
@@ -89,9 +87,7 @@ def test_batches_that_run_at_once_with_one_prune_root_number_their_runs_apart(
     assert [summary_in(tmp_path / root)["pruned"] for root in names] == [3, 2]
 
 
-def test_a_dry_run_numbers_runs_apart_from_those_in_a_shared_prune_root_and_a_refused_batch_takes_none(
-    tmp_path: Path,
-) -> None:
+def test_a_dry_run_numbers_runs_apart_from_those_in_a_shared_prune_root(tmp_path: Path) -> None:
     command = ("datagen", "--count", "1", "--program", "true", "--prune-output-root", "empty")
     assert run(*command, "--device", "7").returncode == 2
     assert f"{tmp_path}/out/run-000000" in run(*command, "--dry-run").stdout

@@ -84,9 +84,7 @@ def words_given(script: str, folder: Path, environment: dict[str, str] | None = 
     return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def test_every_argument_reaches_the_program_unchanged(
-    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
-) -> None:
+def test_every_argument_reaches_the_program(queue: QueueUnderTest, tmp_path: Path, submitted: Submitted) -> None:
     queue.submit("say", *STRANGE, cwd=str(tmp_path))
     export("slurm", tmp_path / "script")
     (only,) = submitted(tmp_path / "script")
@@ -101,9 +99,7 @@ def test_no_value_of_an_environment_variable_is_written(queue: QueueUnderTest, t
         assert "not in the script: all jobs: the environment" in output
 
 
-def test_a_script_is_executable_or_printed_and_overwritten_only_with_force(
-    queue: QueueUnderTest, tmp_path: Path
-) -> None:
+def test_a_script_is_executable_or_printed_and_replaced_with_force(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true")
     path = tmp_path / "script"
     path.write_text("mine")

@@ -9,14 +9,7 @@ from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import OutcomeKind
 from tests.integration.driver_fixture import CARD, Card, card, libraries, users_in
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
-from tests.integration.suspend_fixture import (
-    is_stopped,
-    nothing_is_left,
-    resumed,
-    script,
-    suspended,
-    suspender,
-)
+from tests.integration.suspend_fixture import is_stopped, nothing_is_left, resumed, script, suspended, suspender
 
 __all__ = ["card", "engine", "folder", "libraries", "nothing_is_left", "suspender"]
 

@@ -31,14 +31,7 @@ from gpuyard.policy.device_state import DeviceState, describe_memory
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostPlacement
 from gpuyard.policy.linked_sets import DeviceChoice
-from gpuyard.policy.machine import (
-    Machine,
-    Packing,
-    check_suitable,
-    exceeds,
-    tiny_mb,
-    tolerated_foreign_mb,
-)
+from gpuyard.policy.machine import Machine, Packing, check_suitable, exceeds, tiny_mb, tolerated_foreign_mb
 from gpuyard.policy.sharing import durations_with, gains, is_too_deep, throughputs
 from gpuyard.policy.wait_reasons import (
     REMEDIES,

@@ -22,14 +22,7 @@ from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.model.units import format_size
 from gpuyard.policy import numbers
 from gpuyard.policy.device_state import capacity
-from gpuyard.policy.estimates import (
-    ExpectedPeak,
-    Profile,
-    assumed_peak,
-    is_consistent,
-    memory_estimate,
-    narrowed,
-)
+from gpuyard.policy.estimates import ExpectedPeak, Profile, assumed_peak, is_consistent, memory_estimate, narrowed
 from gpuyard.policy.machine import check_suitable, kind_of, tiny_mb
 
 # The factors by which memory grows after the first and the second time that a job ran out.

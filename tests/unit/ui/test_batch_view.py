@@ -9,15 +9,7 @@ from gpuyard.recipes.batch.finish import Summary, UnmovedRun, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.text_table import cut_line
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.batch_view import (
-    Progress,
-    TimeLeft,
-    hold_of,
-    line_of,
-    picture_of,
-    progress_of,
-    summary_lines,
-)
+from gpuyard.ui.views.batch_view import Progress, TimeLeft, hold_of, line_of, picture_of, progress_of, summary_lines
 from gpuyard.ui.views.live_display import PlainDisplay
 
 PROGRESS = Progress(

@@ -20,14 +20,7 @@ from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.cli.text_table import clean, spell
 from gpuyard.ui.tui import job_actions as pages
-from gpuyard.ui.tui.job_actions import (
-    ActionNotice,
-    describe_refusal,
-    describe_result,
-    failed,
-    name_rows,
-    rows_for,
-)
+from gpuyard.ui.tui.job_actions import ActionNotice, describe_refusal, describe_result, failed, name_rows, rows_for
 from gpuyard.ui.tui.queue_view import Row, RowKey, choose, ids_text, job_title, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.streams import MOST_MARKED, Answer, Subscriptions, Work

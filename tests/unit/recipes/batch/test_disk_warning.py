@@ -78,9 +78,7 @@ def test_the_limit_of_the_batch_is_the_one_that_counts(tmp_path: Path, monkeypat
     assert disk_warning(replace(plan(tmp_path / "out", 10), options={"min-free-disk": "10M"})) is None
 
 
-def test_without_a_known_size_or_free_space_there_is_no_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_known_size_or_space_there_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1.0)
     assert disk_warning(plan(tmp_path / "new", 400)) is None
     finish(tmp_path / "new", 2)

@@ -191,7 +191,7 @@ def test_an_invalid_status_file_is_refused_before_the_run(tmp_path: Path, name: 
         StatusFile(tmp_path / name)
 
 
-def test_on_a_full_disk_the_last_status_stays_until_there_is_space_again(
+def test_on_a_full_disk_the_last_status_stays_until_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, refused = tmp_path / "status.json", threading.Semaphore(0)

@@ -17,8 +17,7 @@ import pytest
 from gpuyard.errors import UserError
 from gpuyard.recipes.render.coordinator import Coordinator
 from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
-from gpuyard.recipes.render.planning.assets_and_units import Budgets, Label, StallCause, Unit, limits_of
-from gpuyard.recipes.render.planning.transfer_plan import PlanState, plan
+from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 from gpuyard.recipes.render.status_file import RenderStatus
 from gpuyard.ui.cli.recipes.render import VERB
 from tests.residency_runs import (
@@ -40,7 +39,6 @@ from tests.residency_runs import (
     skipped_in,
     write_checksum,
 )
-from tests.unit.recipes.render.planning.plan_simulation import scene
 
 ROOM = 1 << 20
 SCENES, ACTORS = (40, 60, 80), ((200, 100), (270,) * 4)
@@ -179,9 +177,7 @@ def test_an_asset_that_breaks_after_measuring_is_reported_and_the_rest_is_render
     assert all("frame2.ply" in skip.reason for skip in played.skipped.values())
 
 
-def test_a_unit_that_does_not_fit_beside_others_is_rendered_alone_at_the_end(
-    asset_files: AssetFiles, tmp_path: Path
-) -> None:
+def test_a_unit_that_does_not_fit_beside_others_is_rendered_alone(asset_files: AssetFiles, tmp_path: Path) -> None:
     """Two frames of the large actor and the largest scene are more than the device has; each by itself is not."""
     units = [asset_files.unit(2, None), asset_files.unit(None, 1), asset_files.unit(0, 0)]
     vram = asset_files.nbytes(asset_files.scenes[2]) + 64
@@ -194,9 +190,7 @@ def test_a_unit_that_does_not_fit_beside_others_is_rendered_alone_at_the_end(
 # Refused runs
 
 
-def test_two_labels_with_one_name_are_refused_before_anything_is_rendered(
-    asset_files: AssetFiles, tmp_path: Path
-) -> None:
+def test_two_labels_with_one_name_are_refused_at_once(asset_files: AssetFiles, tmp_path: Path) -> None:
     units = [
         Unit(scene=asset_files.scenes[0], labels=labels("a", "b")),
         Unit(scene=asset_files.scenes[1], labels=labels("b")),
@@ -245,9 +239,7 @@ def test_invalid_settings_are_refused_with_their_name(settings: dict[str, Any], 
 # Stop and resume
 
 
-def test_a_stopped_run_leaves_complete_outputs_and_reports_nothing_as_skipped(
-    asset_files: AssetFiles, tmp_path: Path
-) -> None:
+def test_a_stopped_run_leaves_complete_outputs_and_skips_nothing(asset_files: AssetFiles, tmp_path: Path) -> None:
     units, out = asset_files.products(labels=4), tmp_path / "out"
     rendered = 0
     pools: list[WatchedPool] = []
@@ -404,26 +396,8 @@ def test_frames_larger_than_their_files_are_streamed(tmp_path: Path) -> None:
     assert played.pool.peak <= 60 * PAGE
 
 
-def test_labels_that_never_fit_are_read_once_more_and_do_not_affect_others(alike: AssetFiles, tmp_path: Path) -> None:
-    units = [alike.unit(number, None, labels=3) for number in range(6)]
-    poor = {label.name for label in units[2].labels}
-
-    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
-        if label["name"] in poor:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        (out_dir / OUTPUT).write_text(checksum([scene]))
-
-    played = play(units, tmp_path / "out", vram=MB, ram=MB, render=render, workers=2)
-    assert played.skipped.keys() == poor
-    assert {skip.kind for skip in played.skipped.values()} == {"out-of-memory"}
-    assert played.status.moved.read_from_disk == sum(map(alike.nbytes, alike.scenes)) + alike.nbytes(alike.scenes[2])
-    assert {skip.state["vram_working"] for skip in played.skipped.values()} == {0}
-
-
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), KeyboardInterrupt(), MemoryError("no more")])
-def test_any_exception_of_a_renderer_ends_its_label_only(
-    alike: AssetFiles, tmp_path: Path, raised: BaseException
-) -> None:
+def test_any_exception_of_a_renderer_ends_its_label(alike: AssetFiles, tmp_path: Path, raised: BaseException) -> None:
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
         if label["name"] == unlucky:
             raise raised
@@ -482,14 +456,6 @@ def test_a_renderer_that_changes_the_working_directory_does_not_move_the_outputs
     with Coordinator(vram=1, ram=1, device="host", workers=1) as opened:
         assert opened.run(units, render, "out").status.rendered == 3
     assert len(list((tmp_path / "out").glob(f"*/{OUTPUT}"))) == 3
-
-
-def test_waiting_for_a_free_reader_is_shown_as_waiting_for_the_disk() -> None:
-    assets = {asset.key: asset for asset in (scene(0, 10), scene(1, 10))}
-    limits = limits_of(assets.values(), Budgets(vram=100, ram=100))
-    asked = dict.fromkeys(assets, 0)
-    state = PlanState(limits=limits, assets=assets, requested=asked, readers=1, next_after=lambda *_: None)
-    assert set(plan(state).waits.values()) == {StallCause.DISK}
 
 
 def test_a_device_that_refuses_every_asset_ends_the_run_with_a_report(alike: AssetFiles, tmp_path: Path) -> None:

@@ -218,9 +218,7 @@ def test_the_error_about_missing_lines_has_all_skips(root: Path, monkeypatch: py
     assert skipped_in(root) == ["a"]
 
 
-def test_the_error_that_ended_a_run_is_raised_rather_than_missing_lines(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_that_ended_a_run_goes_before_missing_lines(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, os, "write", errno.ENOSPC)
 
     def run() -> None:
@@ -250,7 +248,7 @@ outputs.close()
 
 @pytest.mark.parametrize(("disk", "written"), [("stays", ["0"]), ("is freed", ["0", "1", "2", "3"])])
 @pytest.mark.usefixtures("unmeasured")
-def test_lines_that_do_not_fit_on_the_disk_are_written_later_and_never_partially(
+def test_lines_that_do_not_fit_on_the_disk_are_written_later_and_whole(
     root: Path, disk: str, written: list[str]
 ) -> None:
     errors = run_python(FULL, str(root), disk)

@@ -64,9 +64,7 @@ def test_an_environment_is_activated(conda: Installation, environment: dict[str,
     }
 
 
-def test_variables_that_a_shell_sets_for_itself_are_not_taken_over(
-    conda: Installation, environment: dict[str, str]
-) -> None:
+def test_variables_of_the_shell_itself_are_not_taken_over(conda: Installation, environment: dict[str, str]) -> None:
     environment |= {"SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
     after = activate_environment("torch", environment)
     assert (after["SHLVL"], after["_"], after["LC_CTYPE"]) == ("7", "/bin/me", "C")
@@ -96,9 +94,7 @@ def test_the_tool_that_knows_the_environment_activates_it(tmp_path: Path, enviro
     assert activate_environment("torch", environment)["CONDA_PREFIX"] == str(prefix)
 
 
-def test_an_environment_can_be_named_by_its_path(
-    tmp_path: Path, conda: Installation, environment: dict[str, str]
-) -> None:
+def test_an_environment_has_a_path_too(tmp_path: Path, conda: Installation, environment: dict[str, str]) -> None:
     (tmp_path / "my env" / "conda-meta").mkdir(parents=True)
     assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
 
@@ -143,9 +139,7 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
         os.kill(pid, 0)
 
 
-def test_a_missing_environment_is_reported_with_the_known_environments(
-    conda: Installation, environment: dict[str, str]
-) -> None:
+def test_a_missing_environment_is_reported_with_others(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("jax")
     with pytest.raises(UserError, match="there is no conda environment 'trch'") as caught:
         activate_environment("trch", environment)

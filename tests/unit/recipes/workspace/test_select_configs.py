@@ -82,9 +82,7 @@ def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
         choose_configs(loaded_settings(folder, "config_dir: nowhere").settings, folder, [])
 
 
-def test_gpus_are_given_per_config_once_for_all_or_by_their_number(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_given_per_config_for_all_or_by_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(folder).settings
     assert choose_devices(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
     assert choose_devices(settings, 3, "1") == (["1", "1", "1"], [])

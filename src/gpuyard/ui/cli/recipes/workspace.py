@@ -24,16 +24,7 @@ from gpuyard.recipes.workspace.sweep import StartedSweep, check, kill_all, start
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.recipes.workspace.workspace_files import init, marker_path
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
-from gpuyard.ui.cli.terminal import (
-    absolute,
-    is_terminal,
-    note,
-    paint,
-    say,
-    say_json,
-    say_lines,
-    terminal_size,
-)
+from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
 from gpuyard.ui.cli.verbs import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.views import Frame

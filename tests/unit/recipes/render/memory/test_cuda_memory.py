@@ -36,9 +36,7 @@ def as_bytes(memory: CudaMemory, buffer: Any, nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize("size", [7 * MB, 21 * MB, 33 * MB, 100 * MB])
-def test_pytorch_never_reserves_more_than_the_budget_despite_rounding(
-    memory: CudaMemory, torch: Any, size: int
-) -> None:
+def test_pytorch_never_reserves_more_than_the_budget(memory: CudaMemory, torch: Any, size: int) -> None:
     held = []
     with contextlib.suppress(DeviceFull):
         while memory.used() <= BUDGET:
@@ -91,9 +89,7 @@ def test_an_impossible_budget_is_refused(torch: Any, nbytes: int, message: str, 
     assert hint in str(caught.value.hint)
 
 
-def test_arrays_of_one_type_are_made_from_one_tensor(
-    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_of_a_type_share_a_tensor(memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A renderer gets new arrays for every picture, and each tensor on the way takes time in the interpreter."""
     buffer = memory.allocate(64)
     made: list[object] = []
@@ -137,7 +133,7 @@ def test_copies_use_pinned_memory_in_both_directions_and_skip_empty_parts(memory
     assert bytes(as_bytes(memory, buffer, 4).tolist()) == b"kept"
 
 
-def test_an_asset_is_copied_with_one_call_each_way(
+def test_an_asset_is_copied_in_one_call_each_way(
     memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call of PyTorch competes for the interpreter with the threads that render."""

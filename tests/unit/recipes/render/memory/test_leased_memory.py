@@ -78,9 +78,7 @@ def test_without_pytorch_the_memory_is_the_hosts_and_nothing_is_leased(set_devic
         memory.free(memory.allocate(BUDGET))
 
 
-def test_with_a_card_the_budget_is_leased_while_the_memory_is_open(
-    torch: Any, set_devices: Callable[..., None]
-) -> None:
+def test_with_a_card_the_budget_is_leased_while_it_is_open(torch: Any, set_devices: Callable[..., None]) -> None:
     set_devices(card(Vendor.INTEL, "0000:00:02.0"), card())
     with open_device(BUDGET, label="night shift") as memory:
         assert memory.name == "cuda:0"
@@ -111,7 +109,7 @@ def test_a_card_that_no_probe_lists_is_used_without_a_lease(torch: Any, set_devi
         assert leases() == ()
 
 
-def test_pytorch_for_amd_gets_an_amd_card(
+def test_pytorch_for_amd_gets_its_card(
     torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
@@ -130,9 +128,7 @@ def test_on_simulated_gpus_the_budget_is_leased_and_the_memory_is_the_hosts(torc
 
 
 @pytest.mark.usefixtures("simulated")
-def test_simulated_gpus_have_no_cuda_and_those_too_small_or_hidden_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_simulated_gpus_have_no_cuda_and_hidden_ones_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no GPU has 44 GB"), open_device(44 * 1024 * MB):
         pass
     with pytest.raises(UserError, match="simulated GPUs have no CUDA"), open_device(BUDGET, "cuda"):

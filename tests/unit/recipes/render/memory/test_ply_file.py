@@ -317,9 +317,7 @@ def _mesh(form: str, folder: Path) -> bytes:
     changes=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=3)), max_size=4),
     length=st.integers(0, 400),
 )
-def test_a_damaged_file_is_read_or_reported(
-    tmp_path: Path, form: str, changes: list[tuple[int, bytes]], length: int
-) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path, form: str, changes: list[tuple[int, bytes]], length: int) -> None:
     content = bytearray(_mesh(form, tmp_path))
     for place, noise in changes:
         content[place : place + len(noise)] = noise

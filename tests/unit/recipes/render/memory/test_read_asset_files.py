@@ -234,9 +234,7 @@ def test_a_sequence_of_a_custom_format_is_read_with_any_buffer_size(
     assert read_frame(source, 11)["number"].tolist() == [11] * 12
 
 
-def test_a_loader_that_returns_other_arrays_the_second_time_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loader_that_returns_other_arrays_again_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asset_loader, "HELD_NBYTES", 0)
     lengths = iter(range(1, 9))
     for number in range(2):

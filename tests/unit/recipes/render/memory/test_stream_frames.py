@@ -127,17 +127,6 @@ def test_a_stream_stays_within_its_reserved_memory(asset_files: AssetFiles) -> N
     assert memory.peak() <= VRAM
 
 
-def test_streamed_bytes_are_counted(asset_files: AssetFiles) -> None:
-    """All frames, and the frame that was being prefetched when the reader stopped."""
-    for ram, is_from_disk in ((RAM, False), (LITTLE_RAM, True)):
-        with streaming(asset_files, ram) as (frames, tiers, _):
-            checksum(frames)
-        moved = tiers.counts.moved
-        assert tiers.counts.counts.streams == 1
-        assert moved.streamed >= asset_files.nbytes(asset_files.actors[0])
-        assert (moved.read_from_disk >= moved.streamed) is is_from_disk
-
-
 def test_a_sequence_of_one_frame_is_streamed_through_one_buffer(asset_files: AssetFiles) -> None:
     with streaming(asset_files, actor=1) as (frames, *_):
         assert len(frames) == 1

@@ -211,6 +211,9 @@ def test_a_request_waits_while_all_slots_or_the_ram_to_read_into_are_in_use() ->
         )
     )
     assert (made.steps, made.waits) == ([], {S2: StallCause.RAM})
+    needed = dict.fromkeys((S0, S1), 0)
+    made = plan(state_of(SCENES[:2], Budgets(vram=100, ram=100), {}, requested=needed, readers=1))
+    assert set(made.waits.values()) == {StallCause.DISK}
 
 
 def test_a_large_asset_is_evicted_before_a_small_asset_needed_slightly_later() -> None:

@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import combinations, groupby
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,55 +214,3 @@ def test_the_given_order_is_kept_if_separating_a_pair_saves_transfers() -> None:
 def test_without_units_the_order_is_empty() -> None:
     assert choose_order([], {}, Budgets(vram=1, ram=1)) == []
     assert moved([], {}, Budgets(vram=1, ram=1)) == MovedBytes(read_bytes=0, uploaded_bytes=0)
-
-
-def fewest(units: Sequence[Unit], slots: int, actors: int, ram: int, cost: tuple[int, int]) -> int:
-    """Return the lowest cost of any choice of evictions, by trying all. Every asset takes one place."""
-    uses = [key for unit in units for key in (unit.scene, unit.actor) if key is not None]
-
-    @cache
-    def least(place: int, loaded_scenes: frozenset[str], loaded_actors: frozenset[str], in_ram: frozenset[str]) -> int:
-        if place == len(uses):
-            return 0
-        key = uses[place]
-        is_scene = kind_of(key) is Kind.SCENE
-        loaded, most = (loaded_scenes, slots) if is_scene else (loaded_actors, actors)
-        if key in loaded:
-            return least(place + 1, loaded_scenes, loaded_actors, in_ram)
-        paid = cost[1] if key in in_ram else sum(cost)
-        tried = []
-        for leaves in combinations(sorted(loaded), 1 if len(loaded) == most else 0):
-            now = loaded.difference(leaves) | {key}
-            may_stay = sorted(in_ram.union(leaves) - {key})
-            # During its upload it takes a place in RAM.
-            for stay in combinations(may_stay, min(len(may_stay), max(0, ram - 1))):
-                tiers = (now, loaded_actors) if is_scene else (loaded_scenes, now)
-                tried.append(least(place + 1, *tiers, frozenset(stay)))
-        return paid + min(tried)
-
-    return least(0, frozenset(), frozenset(), frozenset())
-
-
-places = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
-READ_AND_UPLOAD, UPLOAD = (10, 1), (0, 1)
-
-
-@pytest.mark.parametrize("kind", Kind)
-@given(data=st.data(), places=places)
-def test_with_one_kind_no_other_choice_of_evictions_moves_less(
-    kind: Kind, data: st.DataObject, places: tuple[int, int, int]
-) -> None:
-    keys = data.draw(st.lists(st.sampled_from(SCENES if kind is Kind.SCENE else ACTORS), max_size=14))
-    units = units_of((key, None) if kind is Kind.SCENE else (None, key) for key in keys)
-    slots, actors, ram = places
-    figures = moved(units, ONES, Budgets(vram=slots + actors, ram=ram, scene_slots=slots))
-    assert figures.weight == fewest(units, slots, actors, ram, READ_AND_UPLOAD)
-
-
-@given(pairs=st.lists(any_pair, max_size=12), places=places)
-def test_with_scenes_and_actors_no_other_choice_uploads_less(pairs: list[Pair], places: tuple[int, int, int]) -> None:
-    slots, actors, ram = places
-    units = units_of(pairs)
-    figures = moved(units, ONES, Budgets(vram=slots + actors, ram=ram, scene_slots=slots))
-    assert figures.uploaded_bytes == fewest(units, slots, actors, ram, UPLOAD)
-    assert 10 * figures.read_bytes + figures.uploaded_bytes >= fewest(units, slots, actors, ram, READ_AND_UPLOAD)
