@@ -135,9 +135,7 @@ def test_a_folder_without_git_is_copied_whole_and_not_the_snapshots_in_it(tmp_pa
 
 
 @pytest.mark.parametrize("is_git", [True, False])
-def test_a_tree_that_is_too_large_is_refused_with_its_largest_files(
-    tree: Path, folder: Path, tmp_path: Path, *, is_git: bool
-) -> None:
+def test_a_tree_too_large_is_refused_with_files(tree: Path, folder: Path, tmp_path: Path, *, is_git: bool) -> None:
     root = tree if is_git else tmp_path / "plain"
     root.mkdir(exist_ok=True)
     (root / "weights.pt").write_bytes(b"w" * (3 << 20))
@@ -159,12 +157,7 @@ def test_without_git_on_the_path_the_error_says_so(tree: Path, folder: Path, mon
         snapshot(tree, folder)
 
 
-# What is recorded
-
-
-def test_the_commit_is_read_from_branches_packed_refs_linked_trees_and_detached_heads(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_the_commit_is_read_from_branches_packed_refs_trees_and_detached_heads(tree: Path, tmp_path: Path) -> None:
     commit = git(tree, "rev-parse", "HEAD")
     assert read_commit(str(tree)) == commit
     git(tree, "pack-refs", "--all")
@@ -187,13 +180,10 @@ def test_before_the_first_commit_and_outside_git_there_is_none(tmp_path: Path) -
     [
         (["python", "-u", "train.py", "--config", "other.py"], "train.py"),
         (["torchrun", "--nproc", "2", "train.py"], "train.py"),
-        (["python", "-m", "package.model"], "package/model.py"),
-        (["./tool", "train.txt"], "tool"),
-        (["python", "missing.py"], None),
-        (["/bin/true"], None),
-        ([], None),
+        (["python", "-m", "package.model"], "package/model.py"), (["./tool", "train.txt"], "tool"),
+        (["python", "missing.py"], None), (["/bin/true"], None), ([], None),
     ],
-)
+)  # fmt: skip
 def test_the_script_of_a_command_is_found(tree: Path, command: list[str], script: str | None) -> None:
     (tree / "tool").write_text("#!/bin/sh\n")
     found = code_of(command, str(tree))

@@ -29,9 +29,7 @@ def test_a_socket_can_have_a_long_path(deep: Path) -> None:
     assert (deep / "daemon.sock").is_socket()
 
 
-def test_without_the_workaround_the_error_is_reported_and_no_socket_stays_open(
-    deep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_workaround_no_socket_stays_open(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(EnvironmentFault, match="too long for a socket") as caught:
         connect(start=False)

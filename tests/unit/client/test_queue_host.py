@@ -36,9 +36,7 @@ def replace_home(folder: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return wanted
 
 
-def test_the_first_machine_keeps_a_queue_whether_its_daemon_runs_or_not(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_machine_keeps_a_queue_without_a_daemon(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with hold_queue(folder) as is_ours:
         assert is_ours()
         be("bravo", monkeypatch)
@@ -126,9 +124,7 @@ def test_a_record_that_cannot_be_read_stops_the_daemon(folder: str, content: str
     assert "remove the file" in (caught.value.hint or "")
 
 
-def test_a_machine_without_a_queue_learns_of_a_running_one_on_another(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_queue_learns_of_another_one(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = replace_home(folder, monkeypatch)
     with hold_queue(folder):
         assert [each.host for each in known_hosts(wanted)] == ["alpha"]

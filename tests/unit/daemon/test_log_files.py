@@ -18,21 +18,15 @@ def ids(logs: list[LogFile]) -> list[int]:
     return [each.job_id for each in logs]
 
 
-def test_the_oldest_logs_go_until_the_rest_is_within_the_limit() -> None:
+def test_the_oldest_logs_go_until_the_rest_is_within_the_limit_and_those_of_unfinished_jobs_stay() -> None:
     logs = [log(4, 50), log(1, 50), log(3, 50), log(2, 50)]
     assert ids(surplus(logs, (), (), 110)) == [4, 1]
     assert ids(surplus(logs, (), (), 100)) == [4, 1]
     assert ids(surplus(logs, (), (), 200)) == []
     assert ids(surplus(logs, (), (), None)) == []
-
-
-def test_a_log_of_an_unfinished_job_counts_and_stays() -> None:
     logs = [log(1, 500), log(2, 50), log(3, 50)]
     assert ids(surplus(logs, {1}, (), 100)) == [2, 3]
     assert ids(surplus(logs, {1}, {1, 3}, None)) == [3]
-
-
-def test_logs_of_old_jobs_go_first() -> None:
     assert ids(surplus([log(1, 50), log(2, 50), log(3, 50)], (), {3}, 100)) == [3]
 
 
@@ -50,9 +44,7 @@ def test_only_files_that_are_named_as_logs_are_listed(tmp_path: Path) -> None:
     assert (tmp_path / "notes.log").read_text() == "text"
 
 
-def test_a_log_that_is_removed_while_the_folder_is_read_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_removed_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         (tmp_path / f"{number}.1.log").touch()
 
@@ -64,16 +56,13 @@ def test_a_log_that_is_removed_while_the_folder_is_read_is_left_out(
     assert len(list_logs([tmp_path])) == 1
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "logs").symlink_to("logs")
-    with pytest.raises(EnvironmentFault, match="logs cannot be read: "):
-        list_logs([tmp_path / "logs"])
-
-
-def test_what_was_cut_out_of_a_log_does_not_count(tmp_path: Path) -> None:
+def test_what_was_cut_out_does_not_count_and_an_unreadable_folder_is_named(tmp_path: Path) -> None:
     with (tmp_path / "17.1.log").open("wb") as file:
         file.truncate(1 << 30)
     assert list_logs([tmp_path])[0].size < 1 << 20
+    (tmp_path / "logs").symlink_to("logs")
+    with pytest.raises(EnvironmentFault, match="logs cannot be read: "):
+        list_logs([tmp_path / "logs"])
 
 
 def test_a_log_that_cannot_be_removed_is_named_and_the_others_go(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def run(home: Path, scenario: Callable[[LoopFixture], Coroutine[Any, Any, None]]
     asyncio.run(run_scenario())
 
 
-def test_the_keeper_starts_and_a_sample_is_taken_while_many_jobs_are_stored(
+def test_the_keeper_starts_and_samples_while_many_jobs_are_stored(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(fixture: LoopFixture) -> None:
@@ -192,7 +192,7 @@ def has_data(client: socket.socket) -> bool:
     [("/jobs/cancel", {"ids": "1"}), ("/tags/stop", {"tag": "night"})],
     ids=["a cancelled job", "a stopped tag"],
 )
-def test_a_change_is_answered_when_it_is_on_disk(
+def test_an_answer_follows_the_disk(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, str]
 ) -> None:
     sync, has_disk = WalCheckpoints.sync, threading.Event()
@@ -307,9 +307,7 @@ def test_a_changed_configuration_applies_and_an_unreadable_one_changes_nothing(o
     run(own_home, scenario)
 
 
-def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_damaged_database_ends_the_loop_no_full_disk(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         scheduler = fixture.scheduler
         faults = [StoreFault("the disk is full"), StoreFault("it is damaged", is_damage=True)]
@@ -386,9 +384,7 @@ def lock_and_unlock(folder: Path) -> None:
         pass
 
 
-def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_its_turn_after_it(
-    own_home: Path,
-) -> None:
+def test_the_loop_goes_on_while_another_has_the_ledger_locked_and_gets_its_turn_after_it(own_home: Path) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         scheduler = fixture.scheduler
         with hold_mutex(scheduler.ledger.folder, DEADLINE_S):
@@ -402,9 +398,7 @@ def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_i
     run(own_home, scenario)
 
 
-def test_a_turn_at_the_ledger_is_left_to_others_while_a_checkpoint_pauses_changes(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_at_the_ledger_is_left_during_a_checkpoint(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, is_put_off = threading.Semaphore(0), threading.Event()
 
     def is_paused(_: CheckpointThread) -> bool:
@@ -434,7 +428,7 @@ def test_a_turn_at_the_ledger_is_left_to_others_while_a_checkpoint_pauses_change
     run(own_home, scenario)
 
 
-def test_the_loop_rests_between_a_long_step_and_the_next_although_attempts_have_ended(
+def test_the_loop_rests_after_a_long_step_although_attempts_ended(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
@@ -462,9 +456,7 @@ def test_the_loop_rests_between_a_long_step_and_the_next_although_attempts_have_
     os.close(writing)
 
 
-def test_a_step_waits_while_a_checkpoint_pauses_changes_and_follows_it(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_waits_until_a_checkpoint_ends_and_follows_it(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_reached, goes_on = threading.Event(), threading.Event()
     empty = WalCheckpoints.empty
 

@@ -30,9 +30,7 @@ async def finished_jobs(loop: LoopFixture, *ages_s: float) -> list[int]:
     return ids
 
 
-def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_jobs_are_deleted_unasked_and_again_on_a_full_disk(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with open_loop(own_home) as loop:
             old, recent = await finished_jobs(loop, 91 * DAY_S, 89 * DAY_S)
@@ -66,9 +64,7 @@ def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
     asyncio.run(story())
 
 
-def test_a_log_is_old_if_both_the_queue_s_clock_and_the_wall_clock_say_so(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_is_old_if_queue_and_wall_clock_say_so(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "load_config", lambda: SimpleNamespace(keep=KeepConfig(logs="30d")))
 
     async def story() -> None:

@@ -107,7 +107,7 @@ def keep(ask: Callable[[str], str]) -> None:
     assert ask("keep\nhold") == ""
 
 
-def test_ranks_park_after_the_same_step_and_go_on_together(ranks: Ranks) -> None:
+def test_ranks_park_after_the_same_step_and_go_on_together_however_often_they_are_asked(ranks: Ranks) -> None:
     processes = ranks.start()
     for _ in range(20):
         assert processes.park() == 2 * BYTES
@@ -115,13 +115,8 @@ def test_ranks_park_after_the_same_step_and_go_on_together(ranks: Ranks) -> None
         assert processes.bring_back() is None
     assert ranks.parked[0] == ranks.parked[1]
     assert len(ranks.parked[0]) == 20
-    ranks.end()
-
-
-def test_asking_parked_ranks_again_changes_nothing(ranks: Ranks) -> None:
-    processes = ranks.start()
     assert processes.park() == processes.park() == 2 * BYTES
-    assert [len(steps) for steps in ranks.parked] == [1, 1]
+    assert [len(steps) for steps in ranks.parked] == [21, 21]
     assert processes.bring_back() is None
     ranks.end()
 
@@ -251,14 +246,11 @@ def registration(pid: int, world_size: int) -> Registration:
 @pytest.mark.parametrize(
     ("following", "agreed"),
     [
-        ({(1, 1): 7}, [7]),
-        ({(1, 1): 7, (2, 1): 90000}, [7, 90000]),
-        ({(1, 2): 7, (2, 2): 8}, [8, 8]),
-        ({(1, 2): 7, (2, 2): 7}, [7, 7]),
-        ({(1, 2): 7, (2, 2): 11, (3, 1): 2}, [11, 11, 2]),
+        ({(1, 1): 7}, [7]), ({(1, 1): 7, (2, 1): 90000}, [7, 90000]), ({(1, 2): 7, (2, 2): 8}, [8, 8]),
+        ({(1, 2): 7, (2, 2): 7}, [7, 7]), ({(1, 2): 7, (2, 2): 11, (3, 1): 2}, [11, 11, 2]),
     ],
-)
-def test_processes_that_work_together_agree_on_the_largest_of_their_next_points(
+)  # fmt: skip
+def test_processes_agree_on_the_largest_of_their_next_points(
     following: dict[tuple[int, int], int], agreed: list[int]
 ) -> None:
     points = agree_on_points({registration(*each): number for each, number in following.items()})

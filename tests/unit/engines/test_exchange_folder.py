@@ -34,9 +34,7 @@ def test_it_is_in_the_home_on_a_network_disk_and_the_queue_is_not(home: Path, tm
     assert exchange.parent.name == (queue / "name").read_text()
 
 
-def test_it_is_in_the_home_if_only_the_queue_was_moved_to_a_local_disk(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_in_the_home_if_only_the_queue_moved(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "local"))
     queue = Path(state_directory())
     assert queue == tmp_path / "local" / "gpuyard"

@@ -75,7 +75,7 @@ def test_a_directory_that_lost_its_sticky_bit_can_be_left(folders: tuple[Path, P
     lease.release()
 
 
-def test_a_directory_that_cannot_be_reached_any_more_can_be_left(
+def test_an_unreachable_directory_can_be_left(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, _ = folders
@@ -120,9 +120,7 @@ def test_a_lease_that_is_released_ends_in_all_directories(folders: tuple[Path, P
     lease.leave()
 
 
-def test_claims_elsewhere_are_refused_while_the_queue_runs_or_leases_are_missing(
-    folders: tuple[Path, Path, Path],
-) -> None:
+def test_claims_elsewhere_are_refused_while_the_queue_or_leases_run(folders: tuple[Path, Path, Path]) -> None:
     one, two, _ = folders
     check_directory(two)
     lease = LockFile(one / "1-a.lease", b"{}")

@@ -41,20 +41,16 @@ def test_a_drain_holds_until_it_is_ended_and_is_seen_by_ledgers_opened_before(tm
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_drain_changes_the_reason_and_keeps_the_time(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    first, second = ledger.drain("G0", "hot"), ledger.drain("G0", "replaced on Monday")
-    assert (second.since, second.reason) == (first.since, "replaced on Monday")
-    assert drained(tmp_path) == [("G0", os.getuid(), "replaced on Monday")]
-
-
-def test_what_is_not_drained_cannot_be_undrained_and_a_reason_has_a_limit(tmp_path: Path) -> None:
+def test_what_is_not_drained_cannot_be_undrained_and_a_second_drain_keeps_the_time(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(UserError, match="G0 is not drained"):
         ledger.undrain("G0")
     with pytest.raises(UserError, match="the reason has 201 characters"):
         ledger.drain("G0", "x" * (LONGEST_REASON + 1))
     assert drained(tmp_path) == []
+    first, second = ledger.drain("G0", "hot"), ledger.drain("G0", "replaced on Monday")
+    assert (second.since, second.reason) == (first.since, "replaced on Monday")
+    assert drained(tmp_path) == [("G0", os.getuid(), "replaced on Monday")]
 
 
 @as_root

@@ -37,37 +37,25 @@ def noticed(notice: FileWatch) -> bool:
     return waited_s(notice, 2 * DEADLINE_S) < DEADLINE_S
 
 
-def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_release_in_another_process_or_its_death_ends_the_wait(tmp_path: Path, *, is_killed: bool) -> None:
     with child(hold_until_message, tmp_path / "a.lease") as holder:
         holder.receive()
         notice = FileWatch(tmp_path)
         settle(notice)
-        holder.send("release")
+        if is_killed:
+            holder.kill()
+        else:
+            holder.send("release")
         assert noticed(notice)
         notice.give_back()
 
 
-def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
-    with child(hold_until_message, tmp_path / "a.lease") as holder:
-        holder.receive()
-        notice = FileWatch(tmp_path)
-        settle(notice)
-        holder.kill()
-        assert noticed(notice)
-        notice.give_back()
-
-
-def test_a_wait_ends_at_its_timeout(tmp_path: Path) -> None:
+def test_a_wait_ends_at_its_timeout_and_may_have_none(tmp_path: Path) -> None:
     notice = FileWatch(tmp_path)
     settle(notice)
     assert 0.02 <= waited_s(notice, 0.03) < DEADLINE_S
     assert waited_s(notice, -1.0) < DEADLINE_S
-    notice.give_back()
-
-
-def test_a_wait_can_have_no_timeout(tmp_path: Path) -> None:
-    notice = FileWatch(tmp_path)
-    settle(notice)
     LockFile(tmp_path / "a.lease", b"").release()
     assert waited_s(notice, float("inf")) < DEADLINE_S
     notice.give_back()

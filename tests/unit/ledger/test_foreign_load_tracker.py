@@ -37,24 +37,15 @@ def percent(loads: ForeignLoadTracker, sample: Snapshot, *leases: Lease, now: fl
     return loads.update(sample, leases, now, 50.0)["G0"].percent
 
 
-def test_a_process_without_a_lease_is_named_with_its_user() -> None:
+def test_only_a_busy_process_without_a_lease_is_foreign_until_it_ends() -> None:
     load = ForeignLoadTracker().update(snapshot(os.getpid()), (), 0.0, 50.0)["G0"]
     assert (load.percent, load.is_over) == (90.0, True)
     (foreign,) = load.processes
     assert (foreign.process.pid, foreign.user) == (os.getpid(), getpass.getuser())
     assert foreign.process.name
-
-
-def test_a_process_with_a_lease_is_not_foreign() -> None:
     assert percent(ForeignLoadTracker(), snapshot(os.getpid()), lease()) == 0.0
-
-
-def test_idle_and_unused_devices_have_no_foreign_load() -> None:
     assert percent(ForeignLoadTracker(), snapshot(os.getpid(), percent=5.0)) == 0.0
     assert percent(ForeignLoadTracker(), snapshot()) == 0.0
-
-
-def test_a_device_is_free_as_soon_as_the_process_has_ended() -> None:
     loads = ForeignLoadTracker()
     assert percent(loads, snapshot(os.getpid())) == 90.0
     assert percent(loads, snapshot(), now=0.1) == 0.0
@@ -83,16 +74,12 @@ def test_a_sample_counts_once() -> None:
     assert loads.update(sample, (lease(),), 9.0, 50.0) is first
 
 
-# Devices whose driver lists no process
-
 UNLISTED = pytest.mark.parametrize("processes", [None, ()])
 
 
 @UNLISTED
 @pytest.mark.parametrize("used_mb", [9000.0, 500.0, None])
-def test_load_beside_an_empty_list_of_processes_is_foreign(
-    processes: tuple[Process, ...] | None, used_mb: float | None
-) -> None:
+def test_load_without_processes_is_foreign(processes: tuple[Process, ...] | None, used_mb: float | None) -> None:
     load = ForeignLoadTracker().update(seen(97.0, used_mb, processes), (), 0.0, 50.0)["G0"]
     assert (load.percent, load.is_over, load.processes) == (97.0, True, ())
 
@@ -105,9 +92,7 @@ def test_memory_that_an_idle_driver_holds_closes_nothing(processes: tuple[Proces
 
 
 @UNLISTED
-def test_load_that_leases_explain_is_not_foreign_where_no_process_is_listed(
-    processes: tuple[Process, ...] | None,
-) -> None:
+def test_load_of_leases_is_not_foreign_where_no_process_is_listed(processes: tuple[Process, ...] | None) -> None:
     loads = ForeignLoadTracker()
     for now in range(20):
         assert percent(loads, seen(97.0, 9000.0, processes), lease(None), now=now) == 0.0

@@ -47,13 +47,12 @@ def test_the_holder_and_its_children_count(holder: "subprocess.Popen[str]") -> N
     assert 70 < used < 120
 
 
-def test_two_leases_of_one_process_divide_what_it_uses(holder: "subprocess.Popen[str]") -> None:
+def test_two_leases_of_one_process_divide_what_it_uses_and_what_holders_hold_is_known(
+    holder: "subprocess.Popen[str]",
+) -> None:
     used = used_mb(lease("a", holder.pid, 50.0), lease("b", holder.pid, 1024.0))
     assert used["a"] == 50.0
     assert 20 < (used["b"] or 0.0) < 70
-
-
-def test_what_holders_hold_is_known_without_a_reservation_too(holder: "subprocess.Popen[str]") -> None:
     plain = replace(lease("plain", holder.pid, 1.0), host=None)
     told = lease("told", os.getpid(), 1024.0, used_mb=700.0)
     gone = replace(plain, id="gone", holder=replace(plain.holder, pid_started=1.0))
@@ -63,14 +62,11 @@ def test_what_holders_hold_is_known_without_a_reservation_too(holder: "subproces
     assert found["told"] == 700.0
 
 
-def test_a_holder_that_has_ended_is_unknown() -> None:
+def test_a_holder_that_has_ended_or_says_what_it_uses_is_not_measured() -> None:
     process = subprocess.Popen(["true"])
     gone = lease("a", process.pid, 1024.0)
     process.wait()
     assert HostMeter().use_of([gone]) == {"a": HostUse()}
-
-
-def test_a_lease_that_says_what_it_uses_or_reserves_no_ram_is_not_measured() -> None:
     told = lease("a", os.getpid(), 1024.0, used_mb=5.0)
     without = replace(told, id="b", host=HostShare(cpus=2.0))
     assert HostMeter().use_of([told, without, replace(told, id="c", host=None)]) == {}

@@ -89,13 +89,10 @@ def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledge
     lease.release()
 
 
-def test_a_lease_too_large_to_be_read_is_refused(ledger: Ledger) -> None:
+def test_a_lease_too_large_to_be_read_is_refused_with_all_others_of_its_claim(ledger: Ledger) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be written: File too large"):
         ledger.claim(ME, take(*(f"G{number}" for number in range(10_000))), DEADLINE_S)
     assert names(ledger.folder) == []
-
-
-def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> None:
     valid, too_large = take("G0")((), ()), take(*(f"G{number}" for number in range(10_000)))((), ())
     with pytest.raises(EnvironmentFault, match="cannot be written"):
         ledger.claim_all(lambda leases, tickets: [(ME, valid), (ME, too_large)], hold_mutex(ledger.folder, DEADLINE_S))
@@ -279,9 +276,6 @@ def test_a_record_is_plain_json_for_other_programs(ledger: Ledger) -> None:
     assert share == {"device_id": "G0", "is_exclusive": True, "spread_mb": 0.0, **unknown}
     assert record["holder"]["pid"] == os.getpid()
     lease.release()
-
-
-# Amending
 
 
 def amend(ledger: Ledger, lease_id: str, *shares: Share) -> None:

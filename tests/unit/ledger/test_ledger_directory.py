@@ -19,19 +19,19 @@ def test_a_network_file_system_is_refused_with_a_hint(tmp_path: Path, monkeypatc
     assert caught.value.hint == "set GPUYARD_LOCK_DIR to a directory on a local disk"
 
 
-def test_a_private_directory_is_created_for_its_user_only(tmp_path: Path) -> None:
+def test_a_private_directory_is_its_users_and_one_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     folder = prepare_directory(tmp_path / "new" / "locks")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert prepare_directory(folder) == folder
-
-
-def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match=r"file/locks cannot be created: Not a directory") as caught:
         prepare_directory(tmp_path / "file" / "locks")
     assert "GPUYARD_LOCK_DIR" in (caught.value.hint or "")
     with pytest.raises(EnvironmentFault, match="cannot be created: File exists"):
         prepare_directory(tmp_path / "file")
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentFault, match="cannot be made a shared lease directory: Not a directory"):
+        make_shared_directory(tmp_path / "file" / "locks")
 
 
 def test_a_shared_directory_that_is_not_sticky_is_reported(tmp_path: Path) -> None:
@@ -62,26 +62,17 @@ def test_a_directory_without_write_permission_is_reported(tmp_path: Path) -> Non
         assert other.receive()[0] == "the lease directory /var/gpuyard-of-another cannot be created: Permission denied"
 
 
-def test_a_directory_for_all_users_is_open_and_sticky(tmp_path: Path) -> None:
+def test_a_shared_directory_is_open_and_sticky_or_for_its_group_only(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         folder = make_shared_directory(tmp_path / "new" / "locks")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-
-
-def test_a_directory_for_a_group_is_closed_to_others_and_keeps_its_group(tmp_path: Path) -> None:
     group = (os.getgroups() or [os.getgid()])[-1] if os.getuid() else 65534
     folder = make_shared_directory(tmp_path / "locks", group)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o3770
     assert folder.stat().st_gid == group
-
-
-def test_a_shared_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="cannot be made a shared lease directory: Not a directory"):
-        make_shared_directory(tmp_path / "file" / "locks")
 
 
 def test_a_folder_with_other_files_is_not_opened_to_all_users(tmp_path: Path) -> None:

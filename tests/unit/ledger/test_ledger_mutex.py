@@ -94,9 +94,7 @@ def test_a_fork_does_not_keep_a_mutex_that_a_thread_of_its_killed_parent_held(tm
             os.kill(forked, signal.SIGKILL)
 
 
-def test_a_directory_replaced_while_a_process_waits_is_not_the_mutex(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_replaced_meanwhile_is_not_the_mutex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "ledger"
     folder.mkdir()
     flock = fcntl.flock
@@ -126,12 +124,6 @@ def test_a_directory_removed_while_a_process_waits_is_reported(tmp_path: Path, m
         pytest.fail("it is held")
 
 
-def test_a_directory_that_became_open_to_others_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(EnvironmentFault, match="shared, but not sticky"), hold_mutex(tmp_path, 0.0):
-        pytest.fail("it is held")
-
-
 def test_an_interrupt_while_the_mutex_is_held_comes_after_its_release(tmp_path: Path) -> None:
     steps: list[str] = []
     with pytest.raises(KeyboardInterrupt):
@@ -147,7 +139,10 @@ def interrupt_inside(folder: Path, steps: list[str]) -> None:
         steps.append("whole")
 
 
-def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
+def test_a_missing_or_open_directory_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(EnvironmentFault, match=f"{missing} cannot be written: No such file"), hold_mutex(missing, 0.0):
+        pytest.fail("it is held")
+    tmp_path.chmod(0o777)
+    with pytest.raises(EnvironmentFault, match="shared, but not sticky"), hold_mutex(tmp_path, 0.0):
         pytest.fail("it is held")

@@ -65,9 +65,7 @@ def test_dead_files_of_others_are_opened_once_and_stay(tmp_path: Path, monkeypat
 
 @as_root
 @pytest.mark.parametrize("uid", [0, OTHER_UID])
-def test_root_and_the_owner_of_the_directory_remove_dead_files_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int
-) -> None:
+def test_root_and_the_owner_remove_dead_files_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     files_of(OTHER_UID + 1, tmp_path, 3)
     os.chown(tmp_path, OTHER_UID, OTHER_UID)
     monkeypatch.setattr(os, "geteuid", lambda: uid)

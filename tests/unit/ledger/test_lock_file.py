@@ -51,11 +51,15 @@ def test_other_users_can_read_a_file_despite_the_umask(tmp_path: Path) -> None:
     file.release()
 
 
-def test_releasing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
+def test_releasing_removes_the_file_and_can_be_repeated_also_after_leaving_it(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     file.release()
     file.release()
     assert list(tmp_path.iterdir()) == []
+    file = LockFile(tmp_path / "a.lease", b"")
+    file.leave()
+    assert held(tmp_path) == []
+    file.release()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EACCES, errno.EIO])
@@ -172,13 +176,6 @@ def test_a_program_that_inherits_the_descriptor_keeps_the_file_after_its_parent(
     assert held(tmp_path, may_clean=True) == []
 
 
-def test_a_file_left_by_its_only_process_is_not_held(tmp_path: Path) -> None:
-    file = LockFile(tmp_path / "a.lease", b"")
-    file.leave()
-    assert held(tmp_path) == []
-    file.release()
-
-
 def test_other_files_are_ignored_and_not_removed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("precious")
     (tmp_path / "link.lease").symlink_to(tmp_path / "target")
@@ -201,9 +198,7 @@ def test_an_incomplete_file_is_not_a_lease_and_is_removed(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_running_out_of_descriptors_is_an_error_and_hides_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_descriptors_is_an_error_and_hides_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     really_open = os.open
 
@@ -219,13 +214,12 @@ def test_running_out_of_descriptors_is_an_error_and_hides_no_file(
     file.release()
 
 
-def test_a_record_above_the_size_limit_is_not_written(tmp_path: Path) -> None:
+def test_a_record_that_is_too_large_or_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OSError, match="too large"):
         LockFile(tmp_path / "a.lease", b"x" * 70_000)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_write_leaves_no_partial_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
     with pytest.raises(OSError, match="No space left"):

@@ -63,13 +63,15 @@ def test_the_holder_and_its_children_count_for_the_lease() -> None:
         assert measure(snapshot, [lease("a", "G0")]) == {("a", "G0"): 120.0}
 
 
-def test_a_lease_without_allocations_is_measured_as_zero() -> None:
+def test_what_a_lease_holds_is_zero_or_unknown_and_measured_on_each_device() -> None:
     assert measure(machine(device("G0", {}), device("G1", {})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
-
-
-def test_hidden_memory_is_unknown_not_zero() -> None:
     snapshot = machine(device("G0", None), device("G1", {os.getpid(): None}))
     assert measure(snapshot, [lease("a", "G0", "G1")]) == {("a", "G0"): None, ("a", "G1"): None}
+    snapshot = machine(device("G0", {os.getpid(): 100.0}), device("G1", {os.getpid(): 20.0}))
+    assert measure(snapshot, [lease("a", "G0"), lease("b", "G1")]) == {("a", "G0"): 100.0, ("b", "G1"): 20.0}
+    stale = lease("a", "G0")
+    stale = msgspec.structs.replace(stale, holder=msgspec.structs.replace(stale.holder, pid_started=1.0))
+    assert measure(machine(device("G0", {os.getpid(): 100.0})), [stale]) == {("a", "G0"): 0.0}
 
 
 def test_without_a_process_list_the_growth_of_use_counts_for_the_only_lease() -> None:
@@ -109,36 +111,19 @@ def test_the_load_of_a_lease_is_that_of_its_processes_where_the_driver_says_so()
         assert measure_loads(machine(device("G0", {own: 100.0})), leases) == {}
 
 
-def test_a_process_with_a_lease_on_each_device_is_measured_on_each() -> None:
-    snapshot = machine(device("G0", {os.getpid(): 100.0}), device("G1", {os.getpid(): 20.0}))
-    assert measure(snapshot, [lease("a", "G0"), lease("b", "G1")]) == {("a", "G0"): 100.0, ("b", "G1"): 20.0}
-
-
 @pytest.mark.parametrize(
     ("used", "first", "second"), [(1000.0, 1000.0, 0.0), (5000.0, 4096.0, 904.0), (9000.0, 4096.0, 4904.0)]
 )
-def test_the_memory_of_a_process_with_two_leases_fills_one_then_the_other(
-    used: float, first: float, second: float
-) -> None:
+def test_memory_of_a_process_with_two_leases_fills_one_by_one(used: float, first: float, second: float) -> None:
     snapshot = machine(device("G0", {os.getpid(): used}))
     assert measure(snapshot, [lease("a", "G0"), lease("b", "G0")]) == {("a", "G0"): first, ("b", "G0"): second}
 
 
-def test_a_reused_pid_is_not_the_holder() -> None:
-    stale = lease("a", "G0")
-    stale = msgspec.structs.replace(stale, holder=msgspec.structs.replace(stale.holder, pid_started=1.0))
-    assert measure(machine(device("G0", {os.getpid(): 100.0})), [stale]) == {("a", "G0"): 0.0}
-
-
 @as_root
-def test_a_process_of_another_user_does_not_count_for_a_lease_it_names() -> None:
+def test_processes_of_other_users_do_not_count_for_a_lease() -> None:
     with sleeper("a", user=OTHER_UID) as forger:
         snapshot = machine(device("G0", {forger: 500.0}))
         assert measure(snapshot, [lease("a", "G0", pid=OTHER)]) == {("a", "G0"): 0.0}
-
-
-@as_root
-def test_a_lease_does_not_count_the_process_of_another_user_that_it_names() -> None:
     with sleeper(user=OTHER_UID) as victim:
         snapshot = machine(device("G0", {victim: 500.0}))
         assert measure(snapshot, [lease("a", "G0", pid=victim, uid=1000)]) == {("a", "G0"): 0.0}

@@ -66,9 +66,7 @@ def test_a_free_mutex_is_held_for_the_block_only(program: Program, tmp_path: Pat
     assert is_free(tmp_path)
 
 
-def test_a_program_that_found_it_busy_holds_it_after_the_others_until_its_turn_ends(
-    program: Program, holder: Child, tmp_path: Path
-) -> None:
+def test_a_program_that_found_it_busy_has_a_turn_after_others(program: Program, holder: Child, tmp_path: Path) -> None:
     with pytest.raises(LedgerBusy):
         try_to_hold(program)
     release(holder)

@@ -58,7 +58,7 @@ def changed(shape: Any, path: Iterable[str | int], value: object) -> Any:
     return copied
 
 
-def test_what_is_written_is_read() -> None:
+def test_what_is_written_is_read_with_the_owner_of_the_file_as_holder() -> None:
     shares = (Share(device_id="G0", memory_mb=512.0, is_exclusive=False),)
     lease = read_record(found(encode_lease(HOLDER, Claim(shares=shares))))
     assert isinstance(lease, Lease)
@@ -66,26 +66,14 @@ def test_what_is_written_is_read() -> None:
     ticket = read_record(found(encode_ticket(HOLDER, Need(devices=2), 5), "1-c.ticket"))
     assert isinstance(ticket, Ticket)
     assert (ticket.need, ticket.priority) == (Need(devices=2), 5)
-
-
-def test_the_holder_is_the_owner_of_the_file() -> None:
     lease = read(LEASE)
     assert isinstance(lease, Lease)
     assert (lease.holder.uid, lease.holder.user) == (OWNER, user_name(OWNER))
-
-
-def test_a_lease_without_shares_is_nothing() -> None:
     assert read(changed(LEASE, ["shares"], [])) is None
-
-
-def test_a_lease_of_ram_alone_is_read() -> None:
     host = HostShare(ram_mb=8192.0, cpus=4.0, used_mb=100.0)
     lease = read_record(found(encode_lease(HOLDER, Claim(shares=(), host=host))))
     assert isinstance(lease, Lease)
     assert (lease.shares, lease.host) == ((), host)
-
-
-def test_a_record_from_before_ram_was_reserved_reserves_none() -> None:
     lease = read(LEASE)
     assert isinstance(lease, Lease)
     assert lease.host is None
@@ -106,32 +94,18 @@ def test_new_shares_leave_the_share_of_the_host_as_it_is_unless_there_is_a_new_o
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["holder", "pid"], -5),
-        (["holder", "pid"], 0),
-        (["holder", "pid"], 1 << 23),
-        (["holder", "pid_started"], -1.0),
-        (["holder", "pid_started"], 1e300),
-        (["holder", "boot_id"], "x" * 5000),
-        (["shares", 0, "memory_mb"], -1.0),
-        (["shares", 0, "memory_mb"], 1e10),
-        (["shares", 0, "load_percent"], -1.0),
-        (["shares", 0, "load_percent"], 1e13),
-        (["host"], {"ram_mb": -1.0}),
-        (["host"], {"ram_mb": 1e300}),
-        (["host"], {"ram_mb": MACHINE_MB + 1}),
-        (["host"], {"cpus": -1}),
-        (["host"], {"cpus": 1e7}),
-        (["host"], {"used_mb": -1.0}),
-        (["host"], {"used_cpus": 1e300}),
-        (["host"], {"ram_mb": "8G"}),
-        (["shares", 0, "foreign_mb"], -1e300),
-        (["shares", 0, "device_id"], ""),
-        (["shares", 0, "device_id"], "\x1b[31mG0"),
-        (["shares", 0, "device_id"], "G" * 300),
+        (["holder", "pid"], -5), (["holder", "pid"], 0), (["holder", "pid"], 1 << 23),
+        (["holder", "pid_started"], -1.0), (["holder", "pid_started"], 1e300), (["holder", "boot_id"], "x" * 5000),
+        (["shares", 0, "memory_mb"], -1.0), (["shares", 0, "memory_mb"], 1e10),
+        (["shares", 0, "load_percent"], -1.0), (["shares", 0, "load_percent"], 1e13), (["host"], {"ram_mb": -1.0}),
+        (["host"], {"ram_mb": 1e300}), (["host"], {"ram_mb": MACHINE_MB + 1}), (["host"], {"cpus": -1}),
+        (["host"], {"cpus": 1e7}), (["host"], {"used_mb": -1.0}), (["host"], {"used_cpus": 1e300}),
+        (["host"], {"ram_mb": "8G"}), (["shares", 0, "foreign_mb"], -1e300), (["shares", 0, "device_id"], ""),
+        (["shares", 0, "device_id"], "\x1b[31mG0"), (["shares", 0, "device_id"], "G" * 300),
         (["shares"], [{"device_id": "G0"}, {"device_id": "G0"}]),
         (["shares"], [{"device_id": f"{number}"} for number in range(5000)]),
     ],
-)
+)  # fmt: skip
 def test_a_lease_with_a_field_out_of_bounds_is_ignored(path: list[str | int], value: object) -> None:
     bad = read(changed(LEASE, path, value))
     assert isinstance(bad, BadRecord)
@@ -142,30 +116,17 @@ def test_a_lease_with_a_field_out_of_bounds_is_ignored(path: list[str | int], va
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("devices", -1),
-        ("devices", 10**6),
-        ("memory", {"type": "fixed", "mb": -1.0}),
-        ("memory", {"type": "rest", "least_mb": 1e300}),
-        ("memory", {"type": "part", "part": 7.0}),
-        ("memory", {"type": "whole", "free_mb": -1.0}),
-        ("memory_on", [["G0", {"type": "fixed", "mb": -1.0}]]),
-        ("memory_on", [["G0", {"type": "part", "part": 7.0}]]),
-        ("memory_on", [["\n", {"type": "whole"}]]),
-        ("memory_on", [[str(number), {"type": "whole"}] for number in range(5000)]),
-        ("only", ["\n"]),
-        ("only", [str(number) for number in range(9000)]),
-        ("banned", ["x" * 1000]),
-        ("model", "\u202e"),
-        ("max_utilization_percent", -1.0),
-        ("max_power_w", -1.0),
-        ("max_memory_used_mb", -1.0),
-        ("max_cpu_percent", -1.0),
-        ("min_host_memory_mb", 1e300),
-        ("load_percent", -1.0),
-        ("host", {"ram_mb": 1e12}),
-        ("host", {"cpus": -0.5}),
+        ("devices", -1), ("devices", 10**6), ("memory", {"type": "fixed", "mb": -1.0}),
+        ("memory", {"type": "rest", "least_mb": 1e300}), ("memory", {"type": "part", "part": 7.0}),
+        ("memory", {"type": "whole", "free_mb": -1.0}), ("memory_on", [["G0", {"type": "fixed", "mb": -1.0}]]),
+        ("memory_on", [["G0", {"type": "part", "part": 7.0}]]), ("memory_on", [["\n", {"type": "whole"}]]),
+        ("memory_on", [[str(number), {"type": "whole"}] for number in range(5000)]), ("only", ["\n"]),
+        ("only", [str(number) for number in range(9000)]), ("banned", ["x" * 1000]), ("model", "\u202e"),
+        ("max_utilization_percent", -1.0), ("max_power_w", -1.0), ("max_memory_used_mb", -1.0),
+        ("max_cpu_percent", -1.0), ("min_host_memory_mb", 1e300), ("load_percent", -1.0),
+        ("host", {"ram_mb": 1e12}), ("host", {"cpus": -0.5}),
     ],
-)
+)  # fmt: skip
 def test_a_ticket_with_a_need_out_of_bounds_is_ignored(field: str, value: object) -> None:
     assert isinstance(read(changed(TICKET, ["need", field], value), ".ticket"), BadRecord)
 
@@ -291,9 +252,7 @@ MEMORIES = st.one_of(
 
 
 @given(MEMORIES, st.integers(0, 5), NUMBERS, NUMBERS)
-def test_placement_accepts_every_need_that_is_let_through(
-    memory: dict[str, object], devices: int, limit: float, load: float
-) -> None:
+def test_placement_accepts_any_read_need(memory: dict[str, object], devices: int, limit: float, load: float) -> None:
     need = {"memory": memory, "devices": devices, "max_power_w": limit, "load_percent": load}
     use_everywhere(read(changed(TICKET, ["need"], need), ".ticket"))
 

@@ -8,19 +8,12 @@ from gpuyard.probes.amd import amd_smi
 @pytest.mark.parametrize(
     ("printed", "digits"),
     [
-        ("0x2150e7d042a1124", "02150e7d042a1124"),
-        ("0xAF54E92B0A5D57C8", "af54e92b0a5d57c8"),
-        ("71660a3c71d5f817", "71660a3c71d5f817"),
-        ("GPU-71660A3C71D5F817", "71660a3c71d5f817"),
-        ("0x0000000000000000", None),
-        ("0xffffffffffffffff", None),
-        ("0x10000000000000000", None),
-        ("111", None),
-        ("N/A", None),
-        (7, None),
-        (None, None),
+        ("0x2150e7d042a1124", "02150e7d042a1124"), ("0xAF54E92B0A5D57C8", "af54e92b0a5d57c8"),
+        ("71660a3c71d5f817", "71660a3c71d5f817"), ("GPU-71660A3C71D5F817", "71660a3c71d5f817"),
+        ("0x0000000000000000", None), ("0xffffffffffffffff", None), ("0x10000000000000000", None), ("111", None),
+        ("N/A", None), (7, None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_a_unique_id_is_sixteen_digits_or_none(printed: object, digits: str | None) -> None:
     assert amd_smi.unique_id(printed) == digits
 

@@ -178,16 +178,13 @@ def test_a_failed_initialisation_is_reported_in_one_line(amdsmi: Any, message: s
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        ("import a_missing_module", ProbeMissing),
-        ("raise KeyError('libamd_smi.so')", ProbeMissing),
+        ("import a_missing_module", ProbeMissing), ("raise KeyError('libamd_smi.so')", ProbeMissing),
         ("raise OSError('libamd_smi.so: cannot open shared object file')", ProbeMissing),
         ("raise AttributeError('undefined symbol: amdsmi_init')", ProbeCrashed),
-        ("raise RuntimeError('odd')", ProbeCrashed),
-        ("raise SystemExit(1)", ProbeCrashed),
-        ("this is no Python", ProbeCrashed),
-        ("", ProbeCrashed),
+        ("raise RuntimeError('odd')", ProbeCrashed), ("raise SystemExit(1)", ProbeCrashed),
+        ("this is no Python", ProbeCrashed), ("", ProbeCrashed),
     ],
-)
+)  # fmt: skip
 def test_a_library_that_cannot_be_imported_is_missing_or_broken(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

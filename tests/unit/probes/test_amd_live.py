@@ -100,7 +100,7 @@ def test_amd_smi_queries_ids_and_names_again_after_renumbering(stand_in: AmdSmiS
         ("static", "echo boom >&2; exit 3", "crashed"),
     ],
 )
-def test_a_failed_command_is_reported_and_the_figures_of_others_are_kept(
+def test_a_failed_command_keeps_figures_of_others(
     stand_in: AmdSmiStandIn, command: str, script: str, kind: str
 ) -> None:
     stand_in.does(command, script)

@@ -79,14 +79,11 @@ def test_amd_smi_process_gives_vram_per_process_and_tells_idle_from_unknown() ->
     [
         ("amd-smi", '[{"gpu": 0, "clock": {"gfx_0": {"clk": {"value": 132, "unit": "MHz"}}}}]'),
         ("amd-smi", '[{"gpu": 0, "usage": {"shaders_busy": 5}}, {"gpu": 1}]'),
-        ("amd-smi", "GPU: 0\n    POWER:\n        SOCKET_POWER: 132 W\n"),
-        ("amd-smi", "GPU  POWER\n  0   32 W\n"),
-        ("rocm-smi", '{"card0": {"Voltage (mV)": "718"}}'),
-        ("rocm-smi", '{"card0": {}, "card1": 5}'),
-        ("rocm-smi", "device,GPU use (%)\ncard0,7\n"),
-        ("rocm-smi", "GPU[0]\t\t: GPU use (%): 7\n"),
+        ("amd-smi", "GPU: 0\n    POWER:\n        SOCKET_POWER: 132 W\n"), ("amd-smi", "GPU  POWER\n  0   32 W\n"),
+        ("rocm-smi", '{"card0": {"Voltage (mV)": "718"}}'), ("rocm-smi", '{"card0": {}, "card1": 5}'),
+        ("rocm-smi", "device,GPU use (%)\ncard0,7\n"), ("rocm-smi", "GPU[0]\t\t: GPU use (%): 7\n"),
     ],
-)
+)  # fmt: skip
 def test_an_output_without_a_known_field_is_an_error_not_an_unknown_device(tool: str, text: str) -> None:
     with pytest.raises(ProbeGarbled):
         PARSERS[tool](text)

@@ -144,7 +144,7 @@ def test_two_hanging_tools_share_one_timeout(mac: Mac) -> None:
 @pytest.mark.parametrize(
     ("ram_gb", "share_mb"), [(8, 5461.33), (32, 21845.33), (36, 24576.0), (64, 49152.0), (128, 98304.0)]
 )
-def test_the_gpu_share_is_two_thirds_of_small_and_three_quarters_of_large_memory(
+def test_the_gpu_share_is_two_thirds_or_of_large_memory_three_quarters(
     mac: Mac, ram_gb: float, share_mb: float
 ) -> None:
     mac.has_memory(ram_gb)

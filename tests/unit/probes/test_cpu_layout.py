@@ -19,9 +19,7 @@ def card(bus_id: str | None) -> Device:
     return Device(id="G0", vendor=Vendor.NVIDIA, pci_bus_id=bus_id)
 
 
-def test_only_cpus_that_this_process_may_use_count_by_node_or_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_cpus_that_this_process_may_use_count_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 3, 8, 9}, raising=False)
     write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-3")
     write(tmp_path, "sys/devices/system/node/node1/cpulist", "4-7")

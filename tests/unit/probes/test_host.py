@@ -85,9 +85,7 @@ def test_without_cgroups_the_figures_of_the_machine_are_used(machine: Machine) -
     assert (host.limited_by, host.name) == (None, socket.gethostname())
 
 
-def test_the_first_reading_measures_the_cpu_over_a_short_window_and_later_ones_since_the_previous(
-    machine: Machine,
-) -> None:
+def test_the_first_reading_measures_the_cpu_briefly_and_later_ones_since_the_previous(machine: Machine) -> None:
     machine.busy_cpus = 2.0
     assert machine.read().cpu_percent == 25.0
     assert machine.slept == [pytest.approx(0.1)]

@@ -82,13 +82,10 @@ def test_used_memory_is_unknown_but_at_least_what_the_clients_hold() -> None:
 @pytest.mark.parametrize(
     "stream",
     [
-        TOP_OLD.lstrip().removeprefix("["),
-        TOP_OLD.replace("},\n{\n", "}\n{\n"),
-        TOP_OLD.replace("},\n{\n", "}{\n") + "]",
-        TOP_OLD + ",",
-        "card1:\n" + TOP_OLD,
+        TOP_OLD.lstrip().removeprefix("["), TOP_OLD.replace("},\n{\n", "}\n{\n"),
+        TOP_OLD.replace("},\n{\n", "}{\n") + "]", TOP_OLD + ",", "card1:\n" + TOP_OLD,
     ],
-)
+)  # fmt: skip
 def test_brackets_and_commas_may_be_missing_or_repeated(stream: str) -> None:
     assert read(stream) == read(TOP_OLD)
 
@@ -115,9 +112,7 @@ def test_no_prefix_of_the_stream_is_misread_as_idle() -> None:
         assert device.utilization_percent in (None, 12.5, 37.25)
 
 
-def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_reading_ends_the_tool_and_names_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
     install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
     add_card(tmp_path, 1, "0000:03:00.0", "0x56a5")
@@ -126,9 +121,7 @@ def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
     assert device.utilization_percent == 37.25
 
 
-def test_without_a_listed_card_the_tool_decides_whether_there_are_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_listed_card_the_tool_decides_on_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
     install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
     (device,) = IntelGpuTop(tmp_path / "nothing").read(20.0).devices
@@ -138,9 +131,7 @@ def test_without_a_listed_card_the_tool_decides_whether_there_are_devices(
         IntelGpuTop(tmp_path / "nothing").read(20.0)
 
 
-def test_several_cards_are_read_in_turn_and_a_failing_card_has_unknown_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_are_read_in_turn_and_a_failing_one_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
     choose = f'case "$*" in *0000:00:02.0*) cat {tmp_path}/out; exec sleep 600;; esac; echo broken >&2; exit 3'
     install(tmp_path, monkeypatch, choose)
@@ -165,9 +156,7 @@ def test_if_every_card_fails_the_probe_fails(tmp_path: Path, monkeypatch: pytest
         IntelGpuTop(tmp_path).read(20.0)
 
 
-def test_a_card_of_the_xe_driver_fails_this_probe_so_that_another_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_of_the_xe_driver_is_left_to_another_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "exit 0")
     add_card(tmp_path, 0, "0000:00:02.0", "0x46a6")
     add_card(tmp_path, 1, "0000:03:00.0", "0xe20b", driver="xe")

@@ -204,7 +204,7 @@ def test_a_partial_view_reports_the_visible_use(machine: Machine) -> None:
     assert (device.utilization_percent, device.processes) == (25.0, (Process(pid=20, name="one"),))
 
 
-def test_another_users_process_makes_the_view_partial_and_an_ended_process_does_not(
+def test_another_users_process_makes_the_view_partial_no_ended(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.add_card(0, ARC, "0x56a0")

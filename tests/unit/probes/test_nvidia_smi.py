@@ -40,9 +40,7 @@ def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: To
         NvidiaSmi().read(10)
 
 
-def test_cards_listed_before_a_failure_are_reported_with_the_failure_unless_a_lost_card_explains_it(
-    tools: Tools,
-) -> None:
+def test_cards_before_a_failure_are_reported_with_it_unless_a_lost_card_explains_it(tools: Tools) -> None:
     put_smi(tools, xml=XML, status=14)
     reading = NvidiaSmi().read(10)
     assert len(reading.devices) == 2

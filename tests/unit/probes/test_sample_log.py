@@ -54,9 +54,7 @@ def test_an_unknown_value_is_an_empty_cell_or_null_and_never_zero(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["usage.csv", "usage.jsonl"])
-def test_a_full_file_is_rotated_and_a_limited_number_is_kept(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_file_is_rotated_and_some_are_kept(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuyard.probes.sample_log.MAX_BYTES", 1500)
     monkeypatch.setattr("gpuyard.probes.sample_log.KEPT_FILES", 2)
     log = SampleLog(tmp_path / name)

@@ -91,9 +91,7 @@ def test_other_processes_see_the_memory_of_a_process_as_its_own(devices: Simulat
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_the_memory_of_a_process_is_free_after_any_kind_of_end(
-    devices: SimulatedDevices, hold: Holder, ending: signal.Signals
-) -> None:
+def test_memory_is_free_after_any_kind_of_end(devices: SimulatedDevices, hold: Holder, ending: signal.Signals) -> None:
     process = hold(5000)
     process.send_signal(ending)
     process.wait(90)
@@ -150,9 +148,7 @@ def test_concurrent_processes_never_get_more_than_the_total(devices: SimulatedDe
     ("visible", "ids"),
     [(None, ("SIM-0", "SIM-1", "SIM-2")), ("1", ("SIM-1",)), ("SIM-2,0", ("SIM-2", "SIM-0")), ("", ()), ("7", ())],
 )
-def test_a_program_sees_only_its_visible_devices(
-    devices: SimulatedDevices, visible: str | None, ids: tuple[str, ...]
-) -> None:
+def test_only_visible_devices_are_seen(devices: SimulatedDevices, visible: str | None, ids: tuple[str, ...]) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert visible_device_ids(devices, environment) == ids
 

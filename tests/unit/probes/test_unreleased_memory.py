@@ -44,9 +44,7 @@ def test_it_counts_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["a process", "unknown processes", "little memory", "unknown memory"],
 )
-def test_memory_with_a_process_or_without_figures_does_not_count(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_with_a_process_or_unknown_does_not_count(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_health, "UNRELEASED_AFTER_S", 0.0)
     assert unreleased(device) == [None]
     assert unreleased(USED, device, USED) == [4096.0, None, 4096.0]

@@ -81,9 +81,7 @@ def resuming(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     return after, job_id
 
 
-def test_after_a_crash_a_job_resumes_when_the_ledger_confirms_its_memory_and_is_suspended_again_without(
-    queue_db: QueueDb,
-) -> None:
+def test_after_a_crash_a_job_resumes_when_the_ledger_confirms_its_memory_or_is_suspended(queue_db: QueueDb) -> None:
     transitions, job_id = resuming(queue_db)
     suspender = Suspender()
     suspend_control = SuspendControl(transitions, suspender)
@@ -222,9 +220,7 @@ class LimitedSuspender(Suspender):
 
 
 @pytest.mark.parametrize(("may_pass", "state"), [(True, JobState.SUSPENDING), (False, JobState.STOPPING)])
-def test_a_victim_is_not_stopped_because_a_limit_kept_it_from_being_suspended(
-    queue_db: QueueDb, state: JobState, *, may_pass: bool
-) -> None:
+def test_no_victim_is_stopped_because_of_a_passing_limit(queue_db: QueueDb, state: JobState, *, may_pass: bool) -> None:
     transitions, job_id = running(queue_db)
     control = SuspendControl(transitions, LimitedSuspender(may_pass=may_pass))
     transitions.suspend(job_id, SuspendedBy.FOR_ROOM, 120.0, "preempted")
@@ -236,7 +232,7 @@ def test_a_victim_is_not_stopped_because_a_limit_kept_it_from_being_suspended(
     assert queue_db.job(job_id).state is state
 
 
-def test_a_failed_step_is_undone_in_memory_even_if_the_disk_cannot_be_read_at_first(
+def test_a_failed_step_is_undone_even_if_the_disk_cannot_be_read(
     queue_db: QueueDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the end of the job would be lost: it is no longer live in memory, and not ended in the store."""

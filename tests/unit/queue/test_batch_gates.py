@@ -83,9 +83,6 @@ def bench(queue_db: QueueDb) -> Bench:
     return Bench(queue_db)
 
 
-# State of batches
-
-
 def test_a_batch_is_followed_while_it_has_runs_to_start(bench: Bench) -> None:
     was_waiting = bench.batch_gates.is_waiting
     bench.add_sample()
@@ -167,22 +164,14 @@ def test_after_a_failed_step_all_state_is_read_from_the_store_again(bench: Bench
     assert bench.state.launched_at is None
 
 
-# Waits
-
-
 @pytest.mark.parametrize(
     ("kind", "gate"),
     [
-        (ReasonKind.STAGGERED, "stagger"),
-        (ReasonKind.LIMIT, "concurrency"),
-        (ReasonKind.HOST_TOO_BUSY, "cpu"),
-        (ReasonKind.HOST_TOO_FULL, "memory"),
-        (ReasonKind.TOO_BUSY, "gpu"),
-        (ReasonKind.TOO_FULL, "gpu-memory"),
-        (ReasonKind.PAUSED, "pause"),
-        (ReasonKind.LEASED, "room"),
+        (ReasonKind.STAGGERED, "stagger"), (ReasonKind.LIMIT, "concurrency"), (ReasonKind.HOST_TOO_BUSY, "cpu"),
+        (ReasonKind.HOST_TOO_FULL, "memory"), (ReasonKind.TOO_BUSY, "gpu"), (ReasonKind.TOO_FULL, "gpu-memory"),
+        (ReasonKind.PAUSED, "pause"), (ReasonKind.LEASED, "room"),
     ],
-)
+)  # fmt: skip
 def test_waits_are_counted_by_the_gate_of_their_reason(bench: Bench, kind: ReasonKind, gate: str) -> None:
     why = Reason(kind, "so it is")
     bench.add_sample()
@@ -225,9 +214,6 @@ def test_a_batch_after_its_stagger_waits_only_for_a_new_sample(bench: Bench) -> 
     assert bench.batch_gates.wants_sample(NOW)
     bench.hold(BUSY)
     assert not bench.batch_gates.wants_sample(NOW)
-
-
-# Expected use
 
 
 def test_running_runs_are_counted(bench: Bench) -> None:
@@ -319,9 +305,6 @@ def test_the_ram_of_runs_of_another_batch_is_counted(bench: Bench) -> None:
     assert bench.state.memory.judged == 5 * GB
 
 
-# Unreadable figures
-
-
 def test_a_bound_on_an_unreadable_figure_is_reported_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for second in range(3):
@@ -329,9 +312,6 @@ def test_a_bound_on_an_unreadable_figure_is_reported_once(bench: Bench, caplog: 
     assert [record.message for record in caplog.records] == [
         f"batch {bench.group}: --max-cpu is not enforced: no probe measures it"
     ]
-
-
-# The sample log
 
 
 LOGGED = {"max_gpu_percent": 70.0, "max_gpu_memory_mb": 20 * GB, "sample_log": "/data/samples.csv"}

@@ -132,9 +132,6 @@ def queue() -> Iterator[QueueUnderTest]:
     queue.database.close()
 
 
-# Terms
-
-
 def test_the_typed_options_are_the_terms_and_no_local_device_is_named(queue: QueueUnderTest) -> None:
     job_id = queue.submit(
         "train",
@@ -173,9 +170,6 @@ def test_jobs_with_a_sharing_rule_ask_for_their_share_of_a_gpu_without_an_estima
     terms = queue.engine.submitted[job_id].terms
     assert terms is not None
     assert terms.need.memory == PartOfDevice(1 / 3)
-
-
-# States at the site
 
 
 def test_a_job_is_pending_until_it_runs_at_the_site_and_its_time_counts_from_then(queue: QueueUnderTest) -> None:
@@ -240,9 +234,6 @@ def test_a_report_about_an_earlier_attempt_changes_nothing(queue: QueueUnderTest
     queue.report(job_id, attempt=1, place="n3")
     queue.end(job_id, OutcomeKind.SUCCEEDED, attempt=1)
     assert (queue.job(job_id).state, queue.attempt(job_id).number) == (JobState.PENDING, 2)
-
-
-# Ends at the site
 
 
 def test_a_job_cancelled_at_the_site_is_cancelled_with_the_engines_reason(queue: QueueUnderTest) -> None:
@@ -369,9 +360,6 @@ def test_no_learned_amount_is_a_limit_of_a_later_attempt(queue: QueueUnderTest) 
     assert (again.terms.expected_s, again.terms.ram_mb) == (None, None)
 
 
-# Refusals
-
-
 def refuse(queue: QueueUnderTest, job_id: int) -> float:
     """Let the engine refuse the job. Return the seconds until it is offered again."""
     queue.end(job_id, OutcomeKind.NEVER_STARTED, reason="no such partition")
@@ -435,9 +423,6 @@ def test_a_full_engine_says_what_is_missing_and_is_not_polled(queue: QueueUnderT
     assert step.wake_at is None, "the engine reports when GPUs become free"
 
 
-# Engines that cannot be opened
-
-
 class Door:
     """Opens the engine, or raises `error`."""
 
@@ -466,9 +451,7 @@ def attempt_of(job_id: int) -> Attempt:
         (KeyError("x"), "the engine yonder cannot be opened: KeyError: 'x'"),
     ],
 )
-def test_an_engine_that_cannot_be_opened_gives_the_reason_and_is_tried_again_later(
-    error: Exception, trouble: str
-) -> None:
+def test_an_engine_that_cannot_be_opened_gives_the_reason_and_is_tried_again(error: Exception, trouble: str) -> None:
     door = Door(error)
     assert [door.engines.offer_of("yonder").trouble for _ in range(3)] == [trouble] * 3
     assert (door.tries, door.engines.is_closed("yonder")) == (1, True)

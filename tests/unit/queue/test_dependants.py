@@ -88,9 +88,7 @@ def states_in(queue_db: QueueDb) -> dict[int, JobState]:
 
 
 @given(graphs(), st.lists(st.tuples(st.integers(1, 7), st.sampled_from([*ENDS, None])), max_size=20))
-def test_ends_and_retries_of_jobs_do_to_others_what_the_model_says(
-    graph: Graph, steps: list[tuple[int, JobState | None]]
-) -> None:
+def test_ends_and_retries_do_what_the_model_says(graph: Graph, steps: list[tuple[int, JobState | None]]) -> None:
     queue_db, model = QueueDb(), Model(graph)
     with closing(queue_db.db):
         transitions = fill(queue_db, graph)

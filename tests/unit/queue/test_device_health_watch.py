@@ -67,9 +67,7 @@ def test_the_fault_of_its_own_card_counts() -> None:
     ],
     ids=["too old", "new enough", "waited long enough", "no time", "faulty already", "no figures", "it succeeded"],
 )
-def test_a_failure_waits_for_a_sample_that_can_show_the_fault(
-    sample: Sample, ended: Ended, now: float, waits: bool
-) -> None:
+def test_a_failure_waits_for_a_sample_with_the_fault(sample: Sample, ended: Ended, now: float, waits: bool) -> None:
     live = Live(job=job(), attempt=ATTEMPT)
     assert watch().needs_newer_sample(live, ended, sample, now) is waits
 

@@ -88,9 +88,7 @@ def test_an_attempt_alone_gets_the_counter_of_its_card_or_its_power_over_time() 
         pytest.param(0.1, [0.0], 0.3, 40.0, id="a job that runs between two readings"),
     ],
 )
-def test_an_attempt_is_charged_until_its_end(
-    since: float, energies_j: list[float], ended: float, joules: float
-) -> None:
+def test_an_attempt_pays_until_its_end(since: float, energies_j: list[float], ended: float, joules: float) -> None:
     queue = Queue(running(1, since))
     for at, energy_j in enumerate(energies_j):
         queue.note(float(at), powered(0, 200.0, energy_j))
@@ -171,9 +169,7 @@ steps = st.lists(st.tuples(st.floats(0.3, 3.0), st.floats(10.0, 700.0), st.sets(
 
 
 @given(steps)
-def test_all_attempts_together_get_what_the_card_used_while_it_was_held(
-    steps: list[tuple[float, float, set[int]]],
-) -> None:
+def test_attempts_together_get_what_the_card_used_while_held(steps: list[tuple[float, float, set[int]]]) -> None:
     """Attempts come and go with the readings, so nothing is estimated at the ends."""
     queue = Queue()
     at = energy_j = held_j = 0.0

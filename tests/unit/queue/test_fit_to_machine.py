@@ -76,9 +76,6 @@ def test_a_batch_without_devices_watches_those_that_it_names() -> None:
         fitted(card(0), concurrency="2", gpus="0", device="0")
 
 
-# While a probe does not answer
-
-
 @pytest.mark.parametrize("options", [{}, {"vram": "2G"}, {"exclusive": True}, {"gpus": "1", "concurrency": "2"}])
 @pytest.mark.parametrize("devices", [(), (card(0, fault="nvidia-smi: no answer within 1.7 s"),)], ids=["new", "known"])
 def test_a_job_waits_for_a_driver_that_does_not_answer(devices: tuple[Device, ...], options: dict[str, Any]) -> None:

@@ -24,9 +24,7 @@ MIXED = Snapshot(
     (Vendor.NVIDIA, {"MY_GPUS": "0"}, "gpu-nvidia-0"),
     (Vendor.AMD, {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "GPU-amd"}, "gpu-amd-0"),
 ])  # fmt: skip
-def test_the_variable_of_a_task_names_cuda_devices_and_never_hides_them(
-    vendor: Vendor, own: dict[str, str], place: str
-) -> None:
+def test_the_variable_of_a_task_names_cuda_devices_only(vendor: Vendor, own: dict[str, str], place: str) -> None:
     task = Task(workspace="/w", config="a", owner="o", marker="/m", record="/r", variable="MY_GPUS")
     spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), task=task)
     job = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)

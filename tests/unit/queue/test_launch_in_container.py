@@ -46,9 +46,7 @@ def devices_of(vendor: Vendor) -> tuple[Device, ...]:
         (Vendor.SIMULATED, "podman", {"CUDA_VISIBLE_DEVICES": "2,3"}),
     ],
 )
-def test_devices_are_named_as_the_container_has_them(
-    vendor: Vendor, tool: str | None, expected: dict[str, str]
-) -> None:
+def test_devices_are_named_as_in_the_container(vendor: Vendor, tool: str | None, expected: dict[str, str]) -> None:
     devices = devices_of(vendor)
     container = None if tool is None else Container(image="image", tool=tool)
     job = replace(JOB, spec=replace(SPEC, container=container))

@@ -44,9 +44,7 @@ def test_what_was_learned_on_one_vendor_s_gpus_is_not_used_for_another_s(queue_d
     assert exact.label.endswith(" [nvidia]")
 
 
-def test_first_runs_teach_what_to_expect_of_other_programs_and_most_of_those_with_the_same_framework(
-    queue_db: QueueDb,
-) -> None:
+def test_first_runs_teach_about_other_programs_and_most_about_those_of_their_framework(queue_db: QueueDb) -> None:
     job = queue_db.job(*queue_db.add())
     open_need = replace(job.spec.need, memory=UnknownMemory())
     torch, jax, other = (

@@ -46,9 +46,7 @@ def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) 
     return WaitingJob(job_id=job_id, lane=lane, need=Need(), reasons=(Reason(kind, "why"),))
 
 
-def test_a_job_that_waits_for_leases_of_others_takes_a_ticket_after_a_while(
-    ledger: TicketLedger, queue_ticket: QueueTicket
-) -> None:
+def test_a_job_that_waits_for_leases_takes_a_ticket_later(ledger: TicketLedger, queue_ticket: QueueTicket) -> None:
     queue_ticket.update(head(), 100.0, has_started=False, others_wait=False)
     assert [ledger.ticket] == [None]
     assert queue_ticket.wake_at(100.0) == 100.0 + TICKET_AFTER_S
@@ -62,7 +60,7 @@ def test_where_others_wait_it_takes_a_ticket_at_once(ledger: TicketLedger, queue
     assert ledger.ticket == "job 1"
 
 
-def test_after_a_start_the_queue_takes_a_new_ticket_and_returns_it_when_no_job_waits(
+def test_after_a_start_the_queue_takes_a_new_ticket_until_none_waits(
     ledger: TicketLedger, queue_ticket: QueueTicket
 ) -> None:
     for now in (100.0, 101.0):
@@ -79,7 +77,7 @@ def test_after_a_start_the_queue_takes_a_new_ticket_and_returns_it_when_no_job_w
 
 
 @pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.ENGINE])
-def test_a_job_that_gpuyard_itself_holds_back_takes_no_ticket(
+def test_a_job_held_back_by_gpuyard_takes_no_ticket(
     ledger: TicketLedger, queue_ticket: QueueTicket, kind: ReasonKind
 ) -> None:
     for now in (100.0, 101.0):

@@ -68,19 +68,15 @@ def test_a_job_is_queued_or_rejected_at_the_end_of_the_dependency_that_decides(
 @pytest.mark.parametrize(
     ("kinds", "state", "decides"),
     [
-        ([(1, ANY), (2, ANY)], JobState.FAILED, False),
-        ([(1, ANY), (2, OK)], JobState.FAILED, False),
-        ([(1, OK), (2, ANY)], JobState.SUCCEEDED, False),
-        ([(1, OK), (2, ANY)], JobState.FAILED, True),
-        ([(1, ANY), (1, OK), (2, ANY)], JobState.CANCELLED, True),
-        ([(1, ANY)], JobState.FAILED, True),
+        ([(1, ANY), (2, ANY)], JobState.FAILED, False), ([(1, ANY), (2, OK)], JobState.FAILED, False),
+        ([(1, OK), (2, ANY)], JobState.SUCCEEDED, False), ([(1, OK), (2, ANY)], JobState.FAILED, True),
+        ([(1, ANY), (1, OK), (2, ANY)], JobState.CANCELLED, True), ([(1, ANY)], JobState.FAILED, True),
         ([(1, OK), (2, FAILED)], JobState.SUCCEEDED, True),
         ([(1, FAILED), (2, FAILED)], JobState.SUCCEEDED, False),
-        ([(1, FAILED), (2, FAILED)], JobState.FAILED, True),
-        ([(1, FAILED), (2, ANY)], JobState.FAILED, False),
+        ([(1, FAILED), (2, FAILED)], JobState.FAILED, True), ([(1, FAILED), (2, ANY)], JobState.FAILED, False),
         ([(1, FAILED), (2, ANY)], JobState.SUCCEEDED, True),
     ],
-)
+)  # fmt: skip
 def test_all_dependencies_are_read_only_at_an_end_that_may_decide(
     kinds: list[tuple[int, DependencyKind]], state: JobState, decides: bool
 ) -> None:
@@ -132,9 +128,7 @@ def test_an_array_starts_if_its_dependency_ended_while_the_array_was_being_submi
 
 
 @pytest.mark.parametrize("verb", ["retry", "retry_only"])
-def test_an_array_waits_if_its_failed_dependency_is_retried_while_the_array_is_being_submitted(
-    queue_db: QueueDb, verb: str
-) -> None:
+def test_an_array_waits_if_its_dependency_is_retried_while_it_is_being_submitted(queue_db: QueueDb, verb: str) -> None:
     (other,) = queue_db.add()
     transitions = JobTransitions(queue_db.store)
     requests = requests_of(queue_db, transitions)
@@ -150,9 +144,7 @@ def test_an_array_waits_if_its_failed_dependency_is_retried_while_the_array_is_b
     assert revived == ()  # their ids are not known to any user yet
 
 
-def test_an_array_is_refused_if_a_job_that_it_is_paired_with_is_deleted_while_it_is_being_submitted(
-    queue_db: QueueDb,
-) -> None:
+def test_an_array_is_refused_if_a_job_paired_with_it_is_deleted_meanwhile(queue_db: QueueDb) -> None:
     count = 1_500
     elements = [ArrayElement(index=index) for index in range(count)]
     for job_id in queue_db.add_each(elements):
@@ -248,9 +240,7 @@ def paired(queue_db: QueueDb, count: int, state: JobState) -> Act:
         pytest.param(lambda db, n: paired(db, n, JobState.FAILED), id="after each"),
     ],
 )
-def test_the_cost_of_jobs_with_one_dependant_grows_with_their_number_only(
-    prepared: Callable[[QueueDb, int], Act],
-) -> None:
+def test_the_cost_of_jobs_with_one_dependant_grows_with_their_number(prepared: Callable[[QueueDb, int], Act]) -> None:
     efforts = []
     for count in (100, 1000):
         queue_db = QueueDb()

@@ -46,9 +46,7 @@ def test_a_job_has_a_finished_event_if_it_is_not_retried(transitions: JobTransit
     assert summary(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_events_of_a_rolled_back_transaction_are_dropped_and_earlier_events_stay(
-    transitions: JobTransitions, queue_db: QueueDb
-) -> None:
+def test_only_events_of_a_rolled_back_transaction_are_dropped(transitions: JobTransitions, queue_db: QueueDb) -> None:
     first, second = queue_db.add(2)
     with transitions.in_step(), queue_db.store.transaction():
         transitions.apply(queue_db.job(first), JobEvent.CANCEL, 120.0, "cancelled")

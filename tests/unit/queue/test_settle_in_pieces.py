@@ -52,7 +52,7 @@ def counts(queue_db: QueueDb) -> dict[JobState, int]:
         (JobState.FAILED, {JobState.FAILED: 1, JobState.REJECTED: MANY + 1}),
     ],
 )
-def test_another_daemon_goes_on_with_dependants_that_are_not_settled(
+def test_another_daemon_goes_on_to_settle_them(
     queue_db: QueueDb, state: JobState, expected: dict[JobState, int]
 ) -> None:
     first = with_dependants(queue_db)

@@ -162,9 +162,7 @@ def test_a_slice_is_taken_back_when_it_has_lasted_for_a_second(jobs: ShortJobs) 
     ],
     ids=["stopped", "suspended"],
 )
-def test_no_job_follows_one_that_is_stopped_or_suspended(
-    jobs: ShortJobs, act: Callable[[ShortJobs, int], None]
-) -> None:
+def test_no_job_follows_a_stopped_or_suspended_one(jobs: ShortJobs, act: Callable[[ShortJobs, int], None]) -> None:
     first = jobs.queued[0]
     jobs.start_slice(first, *jobs.queued[1:3])
     act(jobs, first)

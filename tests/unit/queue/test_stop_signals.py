@@ -119,9 +119,7 @@ def test_a_program_whose_warning_was_missed_gets_its_time_first(queue_db: QueueD
 
 
 @pytest.mark.parametrize("late_s", [0.0, 20.0])
-def test_a_program_that_handles_the_signal_later_gets_it_later_and_is_stopped_in_time(
-    queue_db: QueueDb, late_s: float
-) -> None:
+def test_a_program_that_handles_the_signal_later_gets_it_later_and_is_stopped(queue_db: QueueDb, late_s: float) -> None:
     start(queue_db)
     program = Program(handles=False)
     daemon = Daemon(queue_db, program)
@@ -176,9 +174,7 @@ def test_a_sleep_of_the_machine_postpones_the_warning(queue_db: QueueDb) -> None
 
 
 @pytest.mark.parametrize(("status", "state"), [(75, JobState.DELAYED), (0, JobState.SUCCEEDED)])
-def test_a_program_that_ends_after_its_warning_has_timed_out_unless_it_succeeded(
-    queue_db: QueueDb, status: int, state: JobState
-) -> None:
+def test_a_warned_program_has_timed_out_unless_it_succeeded(queue_db: QueueDb, status: int, state: JobState) -> None:
     job_id = start(queue_db, retries=1, retry_on=(RetryCause.TIMEOUT,), retry_delay_s=5.0)
     daemon = Daemon(queue_db, Program())
     daemon.step(940.0)  # it ends before the next step, which records that it was warned

@@ -58,9 +58,3 @@ def test_runs_of_two_batches_and_plain_jobs_have_separate_lanes(queue_db: QueueD
     queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
     queue_db.add(2)
     assert queue_db.ready() == [[1, 2], [3, 4], [5, 6]]
-
-
-def test_equal_jobs_of_two_submissions_share_a_lane(queue_db: QueueDb) -> None:
-    (first,) = queue_db.add()
-    (second,) = queue_db.add()
-    assert queue_db.ready() == [[first, second]]

@@ -63,7 +63,7 @@ def salt_of(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("is_truncated", [False, True])
-def test_an_emptied_log_leaves_everything_in_the_file(
+def test_an_emptied_log_is_all_in_file(
     path: Path, database: Database, checkpoints: WalCheckpoints, *, is_truncated: bool
 ) -> None:
     for number in range(100):
@@ -80,9 +80,7 @@ def test_an_emptied_log_leaves_everything_in_the_file(
     assert (Path(f"{path}-wal").stat().st_size < before) == is_truncated
 
 
-def test_no_writer_begins_the_log_anew_between_the_copy_and_the_end(
-    path: Path, database: Database, checkpoints: WalCheckpoints
-) -> None:
+def test_no_writer_begins_the_log_anew_meanwhile(path: Path, database: Database, checkpoints: WalCheckpoints) -> None:
     """It would wait for the disk, and SQLite up to 3.51.2 may lose changes if a checkpoint runs meanwhile."""
     salt = salt_of(path)
     checkpoints.copy()  # all of it
@@ -92,7 +90,7 @@ def test_no_writer_begins_the_log_anew_between_the_copy_and_the_end(
     assert salt_of(path) != salt
 
 
-def test_the_first_write_after_a_checkpoint_begins_no_new_log(
+def test_the_first_write_afterwards_begins_no_new_log(
     path: Path, database: Database, checkpoints: WalCheckpoints
 ) -> None:
     """A new log's header is synced by its first writer, which must not be the loop."""
@@ -102,7 +100,7 @@ def test_the_first_write_after_a_checkpoint_begins_no_new_log(
     assert salt_of(path) == salt
 
 
-def test_a_kill_at_any_point_of_a_checkpoint_loses_nothing(
+def test_a_kill_at_any_point_loses_nothing(
     path: Path, tmp_path: Path, database: Database, checkpoints: WalCheckpoints
 ) -> None:
     checkpoints.copy()
@@ -154,9 +152,7 @@ def test_a_copy_that_failed_does_not_keep_the_log_from_being_emptied(
     assert names_in(path) == {"first", "meanwhile"}
 
 
-def test_a_database_that_left_the_disk_to_others_makes_no_checkpoints_and_no_syncs(
-    path: Path, database: Database
-) -> None:
+def test_a_database_that_left_the_disk_to_others_makes_no_checkpoints_or_syncs(path: Path, database: Database) -> None:
     def level() -> int:
         return int(database.value("PRAGMA synchronous"))
 
@@ -174,7 +170,7 @@ def test_a_database_that_left_the_disk_to_others_makes_no_checkpoints_and_no_syn
     assert database.commits_to_sync == 1
 
 
-def test_each_commit_is_announced_and_no_other_transaction(path: Path, database: Database) -> None:
+def test_each_commit_is_announced_and_one_during_a_save_is_still_to_be_saved(path: Path, database: Database) -> None:
     commits: list[int] = []
     database.leave_disk_to(lambda: commits.append(database.changes))
     write(database, "a")
@@ -182,13 +178,6 @@ def test_each_commit_is_announced_and_no_other_transaction(path: Path, database:
         raise ZeroDivisionError
     assert len(commits) == 1
     assert database.commits_to_sync == 0
-
-
-def has_unsaved(database: Database) -> bool:
-    return database.has_unsaved
-
-
-def test_a_change_during_a_save_is_still_to_be_saved(path: Path, database: Database) -> None:
     changes, generation = database.changes, database.generation + 1
     write(database, "meanwhile")
     database.note_saved(generation, changes)
@@ -196,3 +185,7 @@ def test_a_change_during_a_save_is_still_to_be_saved(path: Path, database: Datab
     database.note_saved(generation, database.changes)
     assert not has_unsaved(database)
     assert database.generation == generation
+
+
+def has_unsaved(database: Database) -> bool:
+    return database.has_unsaved

@@ -127,9 +127,7 @@ def test_a_sound_queue_stays_as_it_is(filled: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("what", "value"), BAD, ids=[what for what, _ in BAD])
-def test_whatever_is_in_one_column_all_other_jobs_stay_as_they_were(
-    filled: bytes, tmp_path: Path, what: str, value: object
-) -> None:
+def test_whatever_is_in_one_column_other_jobs_stay(filled: bytes, tmp_path: Path, what: str, value: object) -> None:
     tmp_path.chmod(0o700)
     with contextlib.closing(connection_of(filled)) as sound:
         before = read_all(sound)
@@ -164,9 +162,7 @@ def live_attempts(connection: sqlite3.Connection) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("column", ["number", "engine"])
-def test_a_job_whose_live_attempt_is_lost_says_that_it_may_still_run(
-    filled: bytes, tmp_path: Path, column: str
-) -> None:
+def test_a_job_whose_attempt_is_lost_says_that_it_may_still_run(filled: bytes, tmp_path: Path, column: str) -> None:
     tmp_path.chmod(0o700)
     with contextlib.closing(connection_of(filled)) as connection:
         job_id = min(live_attempts(connection))

@@ -65,9 +65,6 @@ def reopened(opened: Opener, path: Path) -> Database:
     return opened(path)
 
 
-# Schemas
-
-
 @pytest.mark.parametrize(
     ("version", "message", "hint"),
     [
@@ -79,7 +76,7 @@ def reopened(opened: Opener, path: Path) -> Database:
         ),
     ],
 )
-def test_a_database_with_another_schema_is_refused_and_left_alone(
+def test_a_database_of_another_schema_is_refused(
     opened: Opener, path: Path, version: int, message: str, hint: str
 ) -> None:
     with contextlib.closing(opened(path)) as database:
@@ -96,9 +93,6 @@ def test_a_database_with_another_schema_is_refused_and_left_alone(
 def test_states_in_the_schema_are_those_of_the_core(opened: Opener) -> None:
     database = opened(None)
     assert {state for (state,) in database.execute("SELECT state FROM counts")} == set(JobState)
-
-
-# What is read back
 
 
 def test_every_job_is_read_back_from_disk(reopened: Database) -> None:
@@ -227,16 +221,10 @@ def test_a_batch_is_read_back_with_its_pace_and_state(reopened: Database) -> Non
     assert waiting.argv == ("sim_view", "--seed", "72")
 
 
-# The file
-
-
-def test_the_database_is_private_to_its_user(opened: Opener, path: Path) -> None:
+def test_the_database_is_private_to_its_user_and_keeps_committed_changes(opened: Opener, path: Path) -> None:
     opened(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_committed_changes_are_read_back(opened: Opener, path: Path) -> None:
     database = opened(path)
     with database.transaction():
         database.execute("INSERT INTO settings VALUES ('a', '1')")
@@ -285,9 +273,7 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> N
         open_database(tmp_path / "file" / "queue.db")
 
 
-def test_a_database_that_cannot_be_made_private_is_refused_and_closed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_cannot_be_private_is_refused_and_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -296,9 +282,6 @@ def test_a_database_that_cannot_be_made_private_is_refused_and_closed(
         open_database(path)
     assert path.exists()
     assert str(path) not in {file.path for file in psutil.Process().open_files()}, caught.value
-
-
-# Transactions
 
 
 def test_a_transaction_that_raises_is_rolled_back(opened: Opener) -> None:

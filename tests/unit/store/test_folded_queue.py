@@ -152,8 +152,6 @@ def test_a_page_costs_no_more_for_large_groups(queue: StoredQueue, state: JobSta
     assert counted_rows(queue.reader, queue.folded) <= 3
 
 
-# The table of a sweep
-
 VALUES = [("1e-3", "adam"), ("10", "sgd"), ("2", "nan"), ("2e-4", "Lion")]
 
 

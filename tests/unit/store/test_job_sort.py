@@ -45,7 +45,7 @@ def _ids(queue: Queue, order: str, **wanted: object) -> list[int]:  # noqa: F811
         ("gpu", [2, 3, 1]), ("-gpu", [3, 2, 1]), ("memory", [3, 2, 1]), ("-memory", [2, 3, 1]),
     ],
 )  # fmt: skip
-def test_jobs_are_sorted_by_a_column_and_those_without_a_value_come_last(
+def test_jobs_are_sorted_by_a_column_and_those_without_a_value_are_last(
     three: Queue, order: str, ids: list[int]
 ) -> None:
     assert _ids(three, order) == ids

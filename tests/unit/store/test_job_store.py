@@ -23,9 +23,6 @@ from tests.unit.store import QueueDb, end_attempt, full_scans
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 
 
-# Constraints of the database
-
-
 def test_a_second_live_attempt_of_a_job_is_refused(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     queue_db.run(job_id)
@@ -51,10 +48,13 @@ def test_a_refusal_within_a_transaction_undoes_all_of_it(queue_db: QueueDb) -> N
     assert not queue_db.store.attempts(second)
 
 
-def test_an_attempt_has_an_outcome_exactly_when_it_has_ended(queue_db: QueueDb) -> None:
+def test_an_attempt_has_an_outcome_exactly_when_it_has_ended_and_is_handed_over_or_started(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     queue_db.run(job_id)
     for half in ("ended_at = 1.0", "outcome = '{}'"):
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+            queue_db.db.execute(f"UPDATE attempts SET {half}")
+    for half in ("handed_over_at = 1.0", "started_at = NULL", "handed_over_at = 1.0, started_at = NULL, place = 'n0'"):
         with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
             queue_db.db.execute(f"UPDATE attempts SET {half}")
 
@@ -89,7 +89,7 @@ def test_a_dependency_is_kept_once(queue_db: QueueDb) -> None:
     assert queue_db.store.dependants(first) == [second]
 
 
-def test_an_unknown_state_is_refused(queue_db: QueueDb) -> None:
+def test_an_unknown_state_is_refused_and_a_job_with_attempts_cannot_be_deleted(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
         queue_db.db.execute("UPDATE jobs SET state = 'lost'")
@@ -97,15 +97,9 @@ def test_an_unknown_state_is_refused(queue_db: QueueDb) -> None:
         queue_db.store.change_state(job_id, JobState.DELAYED)
     with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
         queue_db.store.change_state(job_id, JobState.QUEUED, due_at=1.0)
-
-
-def test_a_job_with_attempts_cannot_be_deleted(queue_db: QueueDb) -> None:
     queue_db.run(*queue_db.add())
     with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
         queue_db.db.execute("DELETE FROM jobs")
-
-
-# Counts
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "drop", *JobState]), st.integers(0, 30)), max_size=40))
@@ -123,9 +117,6 @@ def test_stored_counts_match_the_jobs(changes: list[tuple[str, int]]) -> None:
     counted = dict(queue_db.db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
     assert queue_db.store.counts() == {state: counted.get(state, 0) for state in JobState}
     queue_db.db.close()
-
-
-# Ready jobs
 
 
 def test_equal_jobs_share_a_lane_in_the_order_of_their_ids(queue_db: QueueDb) -> None:
@@ -219,9 +210,6 @@ def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
         assert full_scans(queue_db.plan_of(act)) == []
 
 
-# Submissions
-
-
 def test_a_submission_sent_twice_is_recognized_by_its_token(queue_db: QueueDb) -> None:
     store = queue_db.store
     number, first = store.start_submission("token", 3)
@@ -301,9 +289,6 @@ def test_the_array_elements_of_a_submission_are_read_back(queue_db: QueueDb) -> 
     assert {(job.group, job.group_limit) for job in jobs} == {(1, 2)}
 
 
-# Changes
-
-
 def test_a_job_is_moved_to_the_lane_of_its_new_priority(queue_db: QueueDb) -> None:
     queue_db.add(2)
     (urgent,) = queue_db.add(priority=5)
@@ -344,18 +329,13 @@ def test_a_start_clears_the_reason_of_the_last_end(queue_db: QueueDb) -> None:
     assert queue_db.job(job_id).failures == 0
 
 
-def test_an_attempt_and_its_stop_request_are_read_back(queue_db: QueueDb) -> None:
-    begun = queue_db.run(*queue_db.add())
-    assert queue_db.store.attempts(1) == [begun]
-    stopped = replace(begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0)
-    queue_db.store.update_attempt(stopped)
-    assert [attempt for _, attempt in queue_db.store.live_attempts()] == [stopped]
-
-
 def test_all_changes_of_a_live_attempt_are_read_back(queue_db: QueueDb) -> None:
     begun = queue_db.run(*queue_db.add())
+    assert queue_db.store.attempts(1) == [begun]
     changed = replace(
         begun,
+        stopping=OutcomeKind.TIMED_OUT,
+        kill_at=130.0,
         reserved_mb=2048.0,
         parked=SuspendedBy.BY_PERSON,
         suspended_at=150.0,
@@ -375,13 +355,6 @@ def test_the_end_of_an_attempt_is_read_back(queue_db: QueueDb) -> None:
     queue_db.store.set_phase(replace(begun, phase=over))
     assert queue_db.store.attempts(begun.job_id) == [replace(begun, phase=replace(over, lack=shown))]
     assert queue_db.store.live_attempts() == []
-
-
-def test_an_attempt_is_either_handed_over_or_started(queue_db: QueueDb) -> None:
-    queue_db.run(*queue_db.add())
-    for half in ("handed_over_at = 1.0", "started_at = NULL", "handed_over_at = 1.0, started_at = NULL, place = 'n0'"):
-        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-            queue_db.db.execute(f"UPDATE attempts SET {half}")
 
 
 def test_a_job_that_ran_out_of_memory_moves_to_a_lane_with_individual_needs(queue_db: QueueDb) -> None:

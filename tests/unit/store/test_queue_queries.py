@@ -11,8 +11,6 @@ from gpuyard.model.lifecycle import FINISHED, JobState
 from gpuyard.model.selection import JobSelection
 from tests.unit.store import QueueDb, end_attempt, full_scans
 
-# Selecting
-
 
 def test_the_last_id_is_the_highest_that_was_assigned(queue_db: QueueDb) -> None:
     assert queue_db.queries.last_id() == 0
@@ -72,15 +70,12 @@ def test_id_ranges_are_ordered_disjoint_and_cover_exactly_the_selection(spans: l
     assert all(before[1] + 1 < after[0] for before, after in pairwise(found))
 
 
-def test_only_existing_ids_are_returned(queue_db: QueueDb) -> None:
+def test_only_existing_ids_are_returned_lazily(queue_db: QueueDb) -> None:
     queue_db.add(2500)
     queue_db.db.execute("DELETE FROM jobs WHERE id % 7 = 0")
     assert list(queue_db.queries.ids(10, 2400)) == [each for each in range(10, 2401) if each % 7]
     queue_db.store.change_state(1500, JobState.HELD)
     assert list(queue_db.queries.ids(1, 2500, [JobState.HELD, JobState.RUNNING])) == [1500]
-
-
-def test_ids_are_fetched_lazily(queue_db: QueueDb) -> None:
     queue_db.add(5000)
     assert len(queue_db.statements(lambda: next(queue_db.queries.ids(1, 5000)))) == 1
 
@@ -93,9 +88,6 @@ def test_the_first_unfinished_job_is_found(queue_db: QueueDb) -> None:
     assert queue_db.queries.first_unfinished(1, 2) is None
     assert queue_db.queries.count_in([(1, 2), (4, 4)], JobState.QUEUED) == 0
     assert queue_db.queries.count_in([(1, 4)], JobState.QUEUED) == 1
-
-
-# Listing
 
 
 def test_jobs_are_listed_by_state_and_page_by_page(queue_db: QueueDb) -> None:
@@ -140,9 +132,6 @@ def test_no_user_query_scans_all_jobs(queue_db: QueueDb) -> None:
         assert full_scans(queue_db.plan_of(act)) == []
 
 
-# Batches
-
-
 def test_jobs_of_an_id_range_are_counted_by_state(queue_db: QueueDb) -> None:
     queue_db.add(5)
     queue_db.run(2)
@@ -153,16 +142,11 @@ def test_jobs_of_an_id_range_are_counted_by_state(queue_db: QueueDb) -> None:
     assert plan[0].startswith("SEARCH jobs USING INTEGER PRIMARY KEY")
 
 
-def test_jobs_of_an_id_range_are_read_page_by_page_in_order_of_id(queue_db: QueueDb) -> None:
+def test_jobs_are_read_by_ranges_and_ids_except_for_those_that_were_deleted(queue_db: QueueDb) -> None:
     queue_db.add(5)
     queue_db.db.execute("DELETE FROM jobs WHERE id = 3")
     assert [job.id for job in queue_db.queries.jobs_in(2, 5, 2)] == [2, 4]
     assert [job.id for job in queue_db.queries.jobs_in(5, 5, 2)] == [5]
-
-
-def test_jobs_are_read_by_their_ids_except_for_those_that_were_deleted(queue_db: QueueDb) -> None:
-    queue_db.add(4)
-    queue_db.db.execute("DELETE FROM jobs WHERE id = 3")
     found = queue_db.queries.with_ids([4, 3, 1, 9])
     assert {job_id: job.id for job_id, job in found.items()} == {1: 1, 4: 4}
     assert queue_db.queries.with_ids([]) == {}
@@ -184,9 +168,6 @@ def test_a_submission_is_found_by_its_first_job_once_it_is_complete(queue_db: Qu
     queue_db.store.complete_submission(number)
     assert queue_db.queries.submission_of(first) == (first, first + 2, "token")
     assert queue_db.queries.submission_of(first + 1) is None
-
-
-# Deleting
 
 
 def test_the_record_of_a_batch_is_deleted_with_its_last_run(queue_db: QueueDb) -> None:

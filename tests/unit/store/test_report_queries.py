@@ -83,7 +83,7 @@ def test_peaks_are_read_for_any_device_name(queue_db: QueueDb, name: str) -> Non
         (FixedMemory(500.0), 500.0, False),
     ],
 )
-def test_whole_and_shared_devices_are_distinguished(
+def test_whole_devices_are_marked(
     queue_db: QueueDb, memory: MemoryNeed, reserved_mb: float | None, is_alone: bool
 ) -> None:
     begin(queue_db, queue_db.add(need=Need(memory=memory))[0], reserved_mb=reserved_mb)

@@ -19,9 +19,7 @@ def dropped(queue_db: QueueDb) -> list[int]:
     return ids
 
 
-def test_a_job_that_may_run_without_its_secrets_speaks_for_no_other_of_its_array(
-    queue_db: QueueDb, dropped: list[int]
-) -> None:
+def test_a_job_that_may_run_without_its_secrets_speaks_for_itself(queue_db: QueueDb, dropped: list[int]) -> None:
     specs, (first, second, third) = queue_db.store.specs, dropped
     assert specs.supply([first], {}, allow_missing=True) == {}
     assert specs.supply([second], {}, allow_missing=False) == {second: ("A_TOKEN", "B_TOKEN")}

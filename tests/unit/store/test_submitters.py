@@ -44,13 +44,10 @@ def test_reported_jobs_return_when_they_have_run_again(queue_db: QueueDb) -> Non
     assert found.unreported("shell") == []
 
 
-def test_another_shell_cannot_mark_jobs_as_reported(queue_db: QueueDb) -> None:
+def test_another_shell_cannot_mark_jobs_as_reported_and_processes_go_with_submissions(queue_db: QueueDb) -> None:
     submit(queue_db, 1, "shell")
     queue_db.store.submitters.mark_reported("another", [(1, 1)], 20.0, is_complete=True)
     assert queue_db.store.submitters.unreported("shell") == [(1, 1)]
-
-
-def test_the_processes_go_with_their_submission(queue_db: QueueDb) -> None:
     submit(queue_db, 1, "shell", "shell")
     queue_db.db.execute("DELETE FROM submissions")
     assert queue_db.store.submitters.nearest(["shell"]) is None

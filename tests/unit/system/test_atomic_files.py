@@ -25,12 +25,17 @@ def test_a_failed_write_keeps_the_previous_content(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == ["record.json"]
 
 
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_disk_before_it_has_its_name_and_needs_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "record.json"
     existed: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: existed.append(path.exists()))
     write_whole(path, b"all of it")
     assert existed == [False]
+    monkeypatch.chdir(tmp_path)
+    write_atomically("name", b"content", is_synced=False)
+    assert (tmp_path / "name").read_bytes() == b"content"
 
 
 def test_a_new_file_gets_its_mode_under_the_umask_or_exactly(tmp_path: Path) -> None:
@@ -43,9 +48,3 @@ def test_a_new_file_gets_its_mode_under_the_umask_or_exactly(tmp_path: Path) -> 
         os.umask(before)
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     assert modes == {"default": 0o640, "private": 0o600, "exact": 0o777}
-
-
-def test_a_file_in_the_working_directory_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_atomically("name", b"content", is_synced=False)
-    assert (tmp_path / "name").read_bytes() == b"content"

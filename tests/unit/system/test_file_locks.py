@@ -21,17 +21,14 @@ def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
         os.close(each)
 
 
-def test_an_exclusive_lock_excludes_all_others_until_it_is_released(files: tuple[int, int]) -> None:
+def test_an_exclusive_lock_excludes_all_and_a_shared_one_exclusive_ones(files: tuple[int, int]) -> None:
     first, second = files
     assert try_lock(first)
     assert not try_lock(second)
     assert not try_lock(second, shared=True)
     unlock(first)
     assert try_lock(second)
-
-
-def test_shared_locks_exclude_only_exclusive_locks(files: tuple[int, int]) -> None:
-    first, second = files
+    unlock(second)
     assert try_lock(first, shared=True)
     assert try_lock(second, shared=True)
     unlock(second)

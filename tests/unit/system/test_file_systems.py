@@ -27,16 +27,11 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("folder", "kind"),
     [
-        ("/var/lib/gpuyard", "ext4"),
-        ("/", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/alice/.gpu_locks", "nfs4"),
-        ("/homeless", "ext4"),
-        ("/home/alice/fast disk/locks", "xfs"),
-        ("/mnt/share/locks", "cifs"),
+        ("/var/lib/gpuyard", "ext4"), ("/", "ext4"), ("/home", "nfs4"), ("/home/alice/.gpu_locks", "nfs4"),
+        ("/homeless", "ext4"), ("/home/alice/fast disk/locks", "xfs"), ("/mnt/share/locks", "cifs"),
         ("/srv/back\\slash/locks", "fuse.sshfs"),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_and_last_mount_decides_the_file_system(folder: str, kind: str) -> None:
     assert file_system(folder) == kind
 

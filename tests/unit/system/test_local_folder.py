@@ -47,9 +47,7 @@ def test_a_network_file_system_is_replaced_by_a_private_folder(tmp_path: Path, b
     assert find_local_folder(found.wanted).path == found.path
 
 
-def test_a_machine_that_is_renamed_keeps_its_folder(
-    tmp_path: Path, bases: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renamed_machine_keeps_it(tmp_path: Path, bases: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = str(tmp_path / "home" / "gpuyard")
     before = find_local_folder(wanted).path
     local_folder._found.clear()
@@ -75,7 +73,7 @@ def test_without_a_local_disk_the_error_names_what_was_tried(tmp_path: Path, bas
 
 
 @pytest.mark.parametrize("kind", ["9p", "virtiofs", "fuse", "fuse.juicefs", "drvfs"])
-def test_an_unknown_file_system_is_tested_once(
+def test_an_unknown_one_is_tested_once(
     tmp_path: Path, bases: tuple[Path, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount(tmp_path, home=kind)

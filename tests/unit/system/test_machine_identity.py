@@ -28,16 +28,14 @@ def be(monkeypatch: pytest.MonkeyPatch, own_id: str | None, boot: str | None, ho
         pytest.param((None, OTHER_BOOT, "c0ffee"), False, id="a container without an id, elsewhere"),
     ],
 )
-def test_a_record_is_ours_by_id_boot_and_name(
+def test_a_record_tells_ours(
     monkeypatch: pytest.MonkeyPatch, record: tuple[str | None, str, str], is_same: bool
 ) -> None:
     be(monkeypatch, ID, BOOT)
     assert is_this_machine(*record) is is_same
 
 
-def test_a_container_that_is_made_anew_keeps_its_queue_until_the_machine_restarts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_container_made_anew_keeps_its_queue_until_the_machine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, None, BOOT, "c0ffee")
     assert is_this_machine(None, BOOT, "badcafe")
     assert not is_this_machine(None, OTHER_BOOT, "badcafe")

@@ -44,13 +44,17 @@ def test_a_missing_folder_is_created_for_its_owner_only_with_those_above_it(tmp_
     assert [mode_of(tmp_path / path) for path in ("a", "a/b", "a/b/c")] == [0o700, 0o700, 0o700]
 
 
-def test_a_missing_folder_or_file_is_not_created_by_opening_it(own: Path) -> None:
+def test_what_is_missing_is_not_created_by_opening_it_and_a_file_is_no_folder(own: Path) -> None:
     for path in (own / "missing", own / "missing" / "file"):
         with pytest.raises(FileNotFoundError):
             open_own(str(path), os.O_RDONLY)
     with pytest.raises(FileNotFoundError):
         open_folder(str(own / "missing"))
     assert os.listdir(own) == []
+    (own / "file").touch()
+    with pytest.raises(PrivateFileError, match="is not a folder"):
+        check_folder(str(own / "file"))
+    assert check_folder(str(own / "file" / "below")) is None
 
 
 def test_permissions_of_others_are_kept_unless_the_folder_must_be_closed(own: Path) -> None:
@@ -80,15 +84,12 @@ def test_a_folder_above_that_others_can_write_to_is_refused_unless_it_is_sticky(
     assert check_folder(str(own)) is not None
 
 
-def test_a_folder_behind_links_of_ours_is_accepted(own: Path, tmp_path: Path) -> None:
+def test_links_of_ours_are_followed_but_not_in_a_circle(own: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("above/../above")
     (tmp_path / "absolute").symlink_to(tmp_path / "link" / "own")
     found = check_folder(str(tmp_path / "absolute"))
     assert found is not None
     assert os.path.samestat(found, own.stat())
-
-
-def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(PrivateFileError, match="too many symbolic links"):
@@ -108,13 +109,6 @@ def test_a_relative_path_counts_from_the_working_directory(own: Path, monkeypatc
     own.parent.chmod(0o777)
     with pytest.raises(PrivateFileError):
         check_folder("own")
-
-
-def test_a_file_is_no_folder(own: Path) -> None:
-    (own / "file").touch()
-    with pytest.raises(PrivateFileError, match="is not a folder"):
-        check_folder(str(own / "file"))
-    assert check_folder(str(own / "file" / "below")) is None
 
 
 @as_root
@@ -152,9 +146,7 @@ class TestGroups:
         monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((group, "x", gid, members)))
 
     @pytest.mark.parametrize("members", [[], ["anne"]])
-    def test_a_users_private_group_is_the_user(
-        self, monkeypatch: pytest.MonkeyPatch, own: Path, members: list[str]
-    ) -> None:
+    def test_a_private_group_is_the_user(self, monkeypatch: pytest.MonkeyPatch, own: Path, members: list[str]) -> None:
         self.private(monkeypatch, own, members=members)
         assert check_folder(str(own)) is not None
 
@@ -184,9 +176,7 @@ class TestGroups:
 
 
 @as_root
-def test_in_a_container_unknown_owners_are_accepted_above_and_not_at_the_end(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_container_unknown_owners_are_accepted_above(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.chown(own.parent, SOMEBODY, SOMEBODY)
     monkeypatch.setattr(private_files, "_is_unmapped", lambda uid: uid == SOMEBODY)
     assert check_folder(str(own)) is not None

@@ -43,18 +43,15 @@ def reader(path: Path, _kind: None) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_a_held_file_is_seen_until_it_is_released(held: int, reader: int, path: Path) -> None:
+def test_a_held_file_is_seen_until_it_is_released_and_refused_to_others(held: int, path: Path, reader: int) -> None:
+    second = os.open(path, os.O_RDWR)
+    assert not try_hold(second)
+    os.close(second)
     assert is_held(reader)
     os.close(os.open(path, os.O_RDWR))
     assert is_held(reader), "closing another descriptor ended the lock"
     unhold(held)
     assert not is_held(reader)
-
-
-def test_a_second_holder_is_refused(held: int, path: Path) -> None:
-    second = os.open(path, os.O_RDWR)
-    assert not try_hold(second)
-    os.close(second)
 
 
 def test_readers_do_not_see_each_other(reader: int, path: Path) -> None:

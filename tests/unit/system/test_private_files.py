@@ -31,22 +31,16 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_and_its_folder_are_created_for_their_owner_only(opener: Opener, tmp_path: Path) -> None:
+def test_a_file_and_its_folder_are_created_for_their_owner_only_or_appended_to(opener: Opener, tmp_path: Path) -> None:
     path = tmp_path / "not/there/train_logs/exp1.log"
     os.write(opener(str(path)), b"text")
     assert path.read_text() == "text"
     assert mode_of(path) == 0o600
     assert mode_of(path.parent) == 0o700
-
-
-def test_an_existing_file_is_appended_to(opener: Opener, tmp_path: Path) -> None:
     path = tmp_path / "exp1.log"
     path.write_text("before ")
     os.write(opener(str(path)), b"after")
     assert path.read_text() == "before after"
-
-
-def test_the_descriptor_is_not_inherited(opener: Opener, tmp_path: Path) -> None:
     assert not os.get_inheritable(opener(str(tmp_path / "log")))
 
 
@@ -82,19 +76,13 @@ def test_a_pipe_with_a_reader_is_refused(opener: Opener, tmp_path: Path) -> None
     os.close(reader)
 
 
-def test_a_folder_is_refused(opener: Opener, tmp_path: Path) -> None:
+def test_a_folder_or_a_file_in_place_of_one_is_refused(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "exp1.log").mkdir()
     with pytest.raises(PrivateFileError, match=r"exp1\.log cannot be written: Is a directory"):
         opener(str(tmp_path / "exp1.log"))
-
-
-def test_a_file_in_place_of_the_folder_is_refused(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "train_logs").write_text("")
     with pytest.raises(PrivateFileError, match="train_logs cannot be written: Not a directory"):
         opener(str(tmp_path / "train_logs/exp1.log"))
-
-
-def test_a_folder_that_cannot_be_created_is_reported(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PrivateFileError, match="file cannot be created: File exists"):
         opener(str(tmp_path / "file/train_logs/exp1.log"))

@@ -42,16 +42,13 @@ def test_root_is_accepted_and_so_is_an_unknown_user(monkeypatch: pytest.MonkeyPa
         assert user_sockets.is_same_user(one)
 
 
-def test_a_socket_is_its_owners_alone_under_any_umask(tmp_path: Path) -> None:
+def test_a_socket_is_its_owners_alone_and_replaces_only_that_of_a_dead_process(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         user_sockets.bind(str(tmp_path / "a.sock")).close()
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "a.sock").stat().st_mode) == 0o600
-
-
-def test_the_socket_of_a_dead_process_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     for _ in range(2):
         user_sockets.bind(str(tmp_path / "a.sock")).close()
     (tmp_path / "file.sock").touch()

@@ -34,12 +34,16 @@ def failure(index: int, state: str = "failed") -> UnsuccessfulRun:
     return UnsuccessfulRun(index=index, seed=7 + index, id=18 + index, state=state, reason="exit status 3", log=log)
 
 
-def test_the_display_shows_the_progress_and_the_gate_that_holds_the_next_run() -> None:
+def test_the_display_and_a_line_show_the_progress_and_the_gate_that_holds_the_next_run() -> None:
     head, counts, hold = drawn(PROGRESS).splitlines()
     assert head.startswith("city ")
     assert head.endswith("142 of 400 done")
     assert counts.split("   ") == ["6 running", "252 waiting", "2 failed", "12m 5s, about 22m left"]
     assert hold == "limited by GPU 91% > 80% on GPU 0"
+    assert line_of(PROGRESS) == (
+        "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; limited by GPU 91% > 80% on GPU 0; "
+        "12m 5s, about 22m left"
+    )
 
 
 def test_the_bar_grows_with_finished_runs_and_fits_into_a_narrow_terminal() -> None:
@@ -81,7 +85,7 @@ def test_the_progress_is_counted_from_the_answer_of_the_queue() -> None:
     assert hold_of(found) == "limited by GPU 91% > 80% on GPU 1"
 
 
-def test_the_time_left_is_unknown_until_as_many_have_finished_as_run_at_once() -> None:
+def test_the_time_left_follows_recent_runs_once_as_many_have_finished_as_run_at_once() -> None:
     outlook = TimeLeft()
     outlook.note(0.0, 10, 4)
     for now, finished in ((10.0, 11), (11.0, 12), (12.0, 13)):
@@ -89,9 +93,6 @@ def test_the_time_left_is_unknown_until_as_many_have_finished_as_run_at_once() -
         assert outlook.left_s(now, 8) is None
     outlook.note(16.0, 14, 4)
     assert outlook.left_s(16.0, 8) == pytest.approx(8 * 16 / 4)
-
-
-def test_the_time_left_follows_recent_runs_and_grows_while_none_finishes() -> None:
     outlook = TimeLeft()
     for done in range(101):  # one per second
         outlook.note(float(done), done, 2)
@@ -115,13 +116,6 @@ def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: 
     assert [line.split()[1] for line in lines] == ["3", "5", "6"]  # two have failed
 
 
-def test_a_line_contains_everything_that_the_display_shows() -> None:
-    assert line_of(PROGRESS) == (
-        "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; limited by GPU 91% > 80% on GPU 0; "
-        "12m 5s, about 22m left"
-    )
-
-
 def test_a_summary_contains_the_results_and_the_waits_longest_first() -> None:
     first, *others = summary_lines(SUMMARY, PLAN)
     assert first == "city: all 400 runs succeeded, in 1h 12m"
@@ -135,7 +129,7 @@ def test_a_summary_contains_the_results_and_the_waits_longest_first() -> None:
     ]
 
 
-def test_a_summary_names_twenty_failed_runs_and_counts_cancelled_runs() -> None:
+def test_a_summary_names_failed_and_unmoved_runs_and_limits_that_were_not_enforced() -> None:
     failures = (*(failure(index) for index in range(25)), *(failure(index, "cancelled") for index in range(30, 40)))
     bad = replace(SUMMARY, succeeded=365, failed=25, cancelled=10, attempts=420, failures=failures)
     text = "\n".join(summary_lines(bad, replace(PLAN, pruned_root=None)))
@@ -145,9 +139,6 @@ def test_a_summary_names_twenty_failed_runs_and_counts_cancelled_runs() -> None:
     assert "and 5 more: see summary.json" in text
     assert "attempts  420\n" in text
     assert "pruned" not in text
-
-
-def test_a_summary_names_runs_that_were_not_pruned_and_limits_that_were_not_enforced() -> None:
     left = (UnmovedRun(run="run-000003", why="No space left on device"),)
     text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
     assert "not pruned  run-000003: No space left on device\n" in text

@@ -26,20 +26,14 @@ def shown(
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def test_all_figures_fit_into_80_columns() -> None:
+def test_all_figures_fit_into_80_columns_and_unknown_ones_are_dashes() -> None:
     text = shown(CARD)
     for figure in ("NVIDIA Test", "12/24 GB", "37%", "202/350 W", "61°C"):
         assert figure in text
     assert "RAM 32/64 GB" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert shown(BARE).splitlines()[-1].split() == ["0", "intel-0", "-", "-", "-", "-", "-", "-"]
 
-
-def test_an_unknown_value_is_a_dash_and_never_a_zero() -> None:
-    row = shown(BARE).splitlines()[-1]
-    assert row.split() == ["0", "intel-0", "-", "-", "-", "-", "-", "-"]
-
-
-def test_a_lower_bound_is_marked_and_zero_says_nothing() -> None:
     def row(at_least_mb: float) -> str:
         return shown(
             Device(id="a", vendor=Vendor.INTEL, memory_total_mb=16384.0, memory_used_at_least_mb=at_least_mb)
@@ -49,12 +43,9 @@ def test_a_lower_bound_is_marked_and_zero_says_nothing() -> None:
     assert " -/16 GB " in row(0.0)
 
 
-def test_half_full_memory_is_half_a_bar() -> None:
+def test_a_bar_is_proportional_and_empty_or_full_only_if_the_memory_is() -> None:
     row = shown(CARD).splitlines()[-1]
     assert abs(row.count("█") - row.count("░")) <= 1 < row.count("█")
-
-
-def test_a_bar_is_empty_or_full_only_if_the_memory_is() -> None:
     little = Device(id="a", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=1.0)
     much = Device(id="b", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=999.0)
     first, second = shown(little, much).splitlines()[-2:]
@@ -62,14 +53,11 @@ def test_a_bar_is_empty_or_full_only_if_the_memory_is() -> None:
     assert second.count("░") == 1
 
 
-def test_without_unicode_the_lines_are_ascii() -> None:
+def test_a_history_is_drawn_oldest_first_and_in_ascii_without_unicode() -> None:
+    assert "▁▅█" in shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}, width=120)
     text = spell(shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}), "ascii")
     assert text.isascii()
     assert "#" * 3 in text
-
-
-def test_a_history_is_drawn_oldest_first() -> None:
-    assert "▁▅█" in shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}, width=120)
 
 
 def test_labels_tell_parts_and_vendors_apart() -> None:
@@ -78,22 +66,10 @@ def test_labels_tell_parts_and_vendors_apart() -> None:
     assert [row.split()[0] for row in shown(CARD, BARE).splitlines()[-2:]] == ["nvidia:0", "intel:0"]
 
 
-def test_an_unhealthy_device_is_shown_as_unhealthy() -> None:
-    ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Test", fault="GPU is lost")
-    problem = Problem(source="GPU-b", kind="unhealthy", message="Test: GPU is lost")
-    text = shown(ill, problems=(problem,))
-    assert "unhealthy: Test" in text
-    assert "! GPU-b: Test: GPU is lost" in text
-
-
 @pytest.mark.parametrize(("expected", "is_shown"), [((), False), ((Vendor.AMD,), True)])
 def test_a_missing_tool_is_shown_only_if_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, is_shown: bool) -> None:
     missing = Problem(source="amd-smi", kind="missing", message="not installed", vendor=Vendor.AMD)
     assert ("amd-smi" in shown(CARD, problems=(missing,), expected=expected)) is is_shown
-
-
-def test_without_devices_the_table_names_gpuyard_doctor() -> None:
-    assert "gpuyard doctor" in shown()
 
 
 @given(name=st.text(max_size=60), width=st.integers(1, 200))
@@ -122,21 +98,24 @@ def test_processes_are_listed_by_memory() -> None:
     ]
 
 
-def test_more_rows_than_fit_are_counted() -> None:
+def test_more_rows_or_processes_than_fit_are_counted() -> None:
     cards = [Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, index=n) for n in range(40)]
     lines = shown(*cards, height=24, processes={}).splitlines()
     assert len(lines) <= 24
     assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: enlarge the window to see them"
-
-
-def test_processes_that_do_not_fit_are_counted() -> None:
     card = Device(id="a", vendor=Vendor.AMD, processes=tuple(Process(pid=n) for n in range(40)))
     lines = shown(card, height=24, processes={}).splitlines()
     assert len(lines) <= 24
     assert "more processes" in lines[-1]
 
 
-def test_problems_are_above_the_table() -> None:
+def test_problems_are_above_the_table_and_unhealthy_devices_marked() -> None:
     problem = Problem(source="nvml", kind="timeout", message="no answer")
     assert shown(CARD, problems=(problem,)).splitlines()[1] == "! nvml: no answer"
     assert "No GPU answered in time." in shown(problems=(problem,))
+    ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Test", fault="GPU is lost")
+    problem = Problem(source="GPU-b", kind="unhealthy", message="Test: GPU is lost")
+    text = shown(ill, problems=(problem,))
+    assert "unhealthy: Test" in text
+    assert "! GPU-b: Test: GPU is lost" in text
+    assert "gpuyard doctor" in shown()

@@ -31,11 +31,8 @@ def test_small_pages_are_named_with_what_they_cost_and_what_to_set(tmp_path: Pat
 
 def test_nothing_is_said_where_nothing_would_be_faster(tmp_path: Path) -> None:
     assert notices(tmp_path, "[always] madvise never") == ""
+    assert notices(tmp_path, "always [madvise] never", Vendor.AMD) == ""
 
 
 def test_nothing_is_said_on_systems_without_these_settings(tmp_path: Path) -> None:
     assert notices(tmp_path, None) == ""
-
-
-def test_nothing_is_said_without_a_gpu_whose_driver_can_suspend(tmp_path: Path) -> None:
-    assert notices(tmp_path, "always [madvise] never", Vendor.AMD) == ""

@@ -11,23 +11,11 @@ def picture(points: list[tuple[float, float]], seconds: float, width: int, rows:
     return draw(points, seconds, width, rows)
 
 
-def test_each_column_shows_its_maximum_and_the_highest_is_full() -> None:
+def test_each_column_shows_its_maximum_or_the_last_sample() -> None:
     assert picture([(0, 1), (1, 2), (2, 8), (2.5, 4), (3, 4)], 4, 4) == ["▁▂█▄"]
-
-
-def test_time_without_a_sample_shows_the_last_sample() -> None:
     assert picture([(0, 8), (0.5, 4), (6, 8)], 8, 8) == ["█▄▄▄▄▄██"]
-
-
-def test_time_before_the_first_sample_is_empty() -> None:
     assert picture([(2, 5), (3, 5)], 4, 4) == ["  ██"]
-
-
-def test_several_rows_are_stacked() -> None:
     assert picture([(0, 4), (1, 6), (2, 8)], 3, 3, rows=2) == [" ▄█", "███"]
-
-
-def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert spell(draw([(0, 1), (1, 2), (2, 3)], 3, 3, 1)[0], "ascii") == "-+#"
 
 
@@ -35,9 +23,7 @@ POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, m
 
 
 @given(points=POINTS, seconds=st.floats(0, 1e6), width=st.integers(1, 200), rows=st.integers(1, 5))
-def test_the_chart_has_the_requested_width_and_height(
-    points: list[tuple[float, float]], seconds: float, width: int, rows: int
-) -> None:
+def test_the_chart_has_the_given_size(points: list[tuple[float, float]], seconds: float, width: int, rows: int) -> None:
     lines = picture(points, seconds, width, rows)
     assert [len(line) for line in lines] == [width] * rows
     assert ("█" in lines[0]) == any(used for _, used in points)

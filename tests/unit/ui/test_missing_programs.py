@@ -46,9 +46,7 @@ def mistake(place: Path, *command: str, lines: str | None = None, **options: str
         (("cd", "src"), "'cd' is no program, but built into shells: "),
     ],
 )
-def test_a_missing_program_or_script_is_named_with_the_likely_word(
-    place: Path, command: tuple[str, ...], found: str
-) -> None:
+def test_a_missing_program_is_named_with_the_likely_word(place: Path, command: tuple[str, ...], found: str) -> None:
     text = mistake(place, *command)
     assert text is not None
     assert text.startswith(found.format(place)), text
@@ -57,37 +55,26 @@ def test_a_missing_program_or_script_is_named_with_the_likely_word(
 @pytest.mark.parametrize(
     "command",
     [
-        ("python", "train.py", "--out", "new.py"),
-        ("python", "-m", "package", "new.py"),
-        ("python", "-c", "print(1)", "new.py"),
-        ("bash", "-lc", "python new.py"),
-        ("python", "{name}.py"),
-        ("{name}", "train.py"),
-        ("env", "-u", "A", "pyhton"),
-        ("env", "A=1", "python", "train.py"),
+        ("python", "train.py", "--out", "new.py"), ("python", "-m", "package", "new.py"),
+        ("python", "-c", "print(1)", "new.py"), ("bash", "-lc", "python new.py"), ("python", "{name}.py"),
+        ("{name}", "train.py"), ("env", "-u", "A", "pyhton"), ("env", "A=1", "python", "train.py"),
     ],
-)
+)  # fmt: skip
 def test_what_is_there_or_cannot_be_known_is_no_mistake(place: Path, command: tuple[str, ...]) -> None:
     assert mistake(place, *command) is None
 
 
-def test_what_runs_elsewhere_is_not_looked_for(place: Path) -> None:
+def test_what_runs_elsewhere_or_is_made_by_an_earlier_job_is_not_looked_for(place: Path) -> None:
+    assert mistake(place, "python", "made.py", after=["1"]) is None
+    assert mistake(place, "./made", after=["1"]) is None
+    assert mistake(place, "pyhton", after=["1"]) is not None
+    assert mistake(place, "python", "train.py", env=["PATH=/nowhere"]) == "there is no program 'python' on PATH"
     assert mistake(place, "pyhton", image="pytorch") is None
     assert mistake(place, "pyhton", engine="slurm") is None
     assert mistake(place, "pyhton", engine="local") is not None
     (place / "home").mkdir(mode=0o700)
     (place / "home/config.toml").write_text('[queue]\nengine = "ray"\n')
     assert mistake(place, "pyhton") is None
-
-
-def test_files_that_an_earlier_job_may_make_are_not_looked_for(place: Path) -> None:
-    assert mistake(place, "python", "made.py", after=["1"]) is None
-    assert mistake(place, "./made", after=["1"]) is None
-    assert mistake(place, "pyhton", after=["1"]) is not None
-
-
-def test_the_path_of_an_option_env_counts(place: Path) -> None:
-    assert mistake(place, "python", "train.py", env=["PATH=/nowhere"]) == "there is no program 'python' on PATH"
 
 
 def test_a_file_of_commands_is_looked_through_without_its_shell_lines(place: Path) -> None:

@@ -16,12 +16,10 @@ def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list
     return ["".join(text for text, _ in cut_line(line, width)) for line in lines]
 
 
-# While it goes on
-
 LEFT = "left: VRAM 11 GB, RAM 45 GB"
 
 
-def test_the_display_shows_the_progress_the_memory_and_the_loaded_assets() -> None:
+def test_the_display_shows_the_progress_the_memory_and_what_workers_wait_for() -> None:
     head, counts, memory, assets, references, waits = drawn(STATUS, 1.66)
     assert head.rstrip().endswith("1,303 of 2,000 labels")
     assert counts.split("   ") == ["100 existed", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
@@ -31,9 +29,6 @@ def test_the_display_shows_the_progress_the_memory_and_the_loaded_assets() -> No
     assert assets == "2 of 5 scene slots in use, 1 actor in VRAM, 90% of requests found in VRAM"
     assert references == f"{LEFT}; in use: a.ply by 2 workers and 3 units to come, wa…"
     assert waits == "no worker is waiting"
-
-
-def test_the_display_shows_what_workers_wait_for() -> None:
     workers = (worker("waiting", "disk"), worker("rendering"), worker("waiting", "disk"), worker("waiting", "slot"))
     assert drawn(status(workers=workers))[-1] == "3 of 4 workers waiting: 2 for the disk, 1 for a scene slot"
 
@@ -56,7 +51,7 @@ def test_a_narrow_terminal_has_a_line_for_each_memory_with_its_name_and_all_figu
     assert {"█", "░"} & set(ram)
 
 
-def test_without_a_terminal_a_line_shows_the_same() -> None:
+def test_without_a_terminal_a_line_shows_the_same_and_nothing_unknown() -> None:
     assert line_of(status(workers=(worker("waiting", "ram"),)), 0.05) == (
         "gpuyard: 1,303 of 2,000 labels, 100 existed, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
         "VRAM 33 GB of 44 GB, RAM 45 GB of 90 GB; "
@@ -64,9 +59,6 @@ def test_without_a_terminal_a_line_shows_the_same() -> None:
         f"{LEFT}; in use: a.ply by 2 workers and 3 units to come, walk by 1 worker; "
         "1 of 1 worker waiting: 1 for free RAM"
     )
-
-
-def test_the_first_line_has_no_unknown_rate_and_time() -> None:
     first = status(labels=10, rendered=0, already=0, skipped=0, left_s=None, elapsed_s=0.2)
     assert line_of(first, None).startswith("gpuyard: 0 of 10 labels, 0s; ")
 
@@ -93,9 +85,6 @@ def test_a_pipe_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().err.splitlines()
     assert [", 10s" in lines[0], ", 20s" in lines[1], lines[2]] == [True, True, "gpuyard: stopping"]
     assert len(lines) == 3
-
-
-# When it is over
 
 
 def summed_up(report: RenderReport, *bad: ManifestMistake) -> list[str]:

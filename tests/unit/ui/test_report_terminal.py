@@ -122,18 +122,12 @@ def test_the_report_fits_the_terminal_and_cuts_names_rather_than_figures(columns
     assert [line[:10] for line in lines if " Nov  " in line] == [f"{day} Nov" for day in DAYS]
 
 
-def test_rows_of_a_report_over_years_show_the_year() -> None:
+def test_a_period_without_attempts_or_gpus_is_reported_in_a_sentence_and_long_ones_with_years() -> None:
     years = answer(ran(50), days=1000)
     assert "\n20 Feb 2024 ·" in shown(years)
     assert ">20 Feb 2024<" in report_page(years)
-
-
-def test_a_period_without_attempts_is_reported_in_a_sentence() -> None:
     assert "No job ran in this time." in shown(answer())
     assert "No job ran in this time." in report_page(answer())
-
-
-def test_a_machine_without_a_gpu_has_no_chart() -> None:
     report = answer(ran(5, devices=(), gpus=0, peaks_mb={}), devices=0)
     assert "this machine has no GPU now" in shown(report)
     assert "BY THE HOUR" not in shown(report)
@@ -150,7 +144,11 @@ def test_any_name_is_shown_as_text() -> None:
     assert "\x1b" not in report_page(report) + shown(report, 200)
 
 
-def test_a_page_loads_no_other_file_and_runs_no_script() -> None:
+def test_a_page_has_the_figure_of_each_drawn_hour_and_loads_nothing_else() -> None:
+    page = Page(report_page(some()))
+    assert "Sat 14 Nov, 10:00: 50% of the GPUs in use" in page.texts
+    assert "out of GPU memory" in page.texts
+    assert "1 succeeded on a later attempt" in page.texts
     text = report_page(some())
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
@@ -158,10 +156,3 @@ def test_a_page_loads_no_other_file_and_runs_no_script() -> None:
     assert "http:" not in text
     assert "https:" not in text
     assert "prefers-color-scheme: dark" in text
-
-
-def test_a_page_has_the_figure_of_each_drawn_hour() -> None:
-    page = Page(report_page(some()))
-    assert "Sat 14 Nov, 10:00: 50% of the GPUs in use" in page.texts
-    assert "out of GPU memory" in page.texts
-    assert "1 succeeded on a later attempt" in page.texts

@@ -12,7 +12,7 @@ from gpuyard.ui.cli.service import backup
 from tests.unit.store import QueueDb
 
 
-def test_a_job_that_is_accepted_before_the_daemon_stops_is_not_replaced(
+def test_a_job_accepted_meanwhile_is_not_replaced(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, asked = own_home / "queue.db", list[str]()

@@ -29,28 +29,22 @@ def test_columns_line_up_and_numbers_are_right_aligned() -> None:
     assert not second.endswith(" ")
 
 
-def test_without_a_width_only_the_last_long_column_is_unlimited() -> None:
+def test_only_long_columns_are_cut_to_fit_the_width_the_longer_first() -> None:
+    line = lines([ROW], 60)[1]
+    assert len(line) <= 60
+    assert "8 GB" in line
+    assert line.count("…") == 2
+    line = lines([["1", "short", "-", "0", "z" * 100]], 60)[1]
+    assert "short" in line
+    assert cell_width(line) == 60
     line = lines([["1", "x" * 500, "-", "0", "y" * 500]], None)[1]
     assert line.endswith("y" * 500)
     assert "x" * 59 + "…" in line
 
 
-def test_only_long_columns_are_cut_to_fit_the_width() -> None:
-    line = lines([ROW], 60)[1]
-    assert len(line) <= 60
-    assert "8 GB" in line
-    assert line.count("…") == 2
-
-
 def test_optional_columns_are_dropped_last_first() -> None:
     assert [cell.strip() for cell in lay_out(COLUMNS, [ROW], 45)[0]] == ["ID", "COMMAND", "VRAM", "WHY"]
     assert [cell.strip() for cell in lay_out(COLUMNS, [ROW], 36)[0]] == ["ID", "COMMAND", "WHY"]
-
-
-def test_the_longer_of_two_long_columns_is_cut_first() -> None:
-    line = lines([["1", "short", "-", "0", "z" * 100]], 60)[1]
-    assert "short" in line
-    assert cell_width(line) == 60
 
 
 @given(
@@ -63,13 +57,10 @@ def test_no_line_is_wider_than_the_given_width(rows: list[list[str]], width: int
     assert len(lines(short, width)) == len(rows) + 1
 
 
-def test_wide_characters_take_two_columns_and_combining_ones_none() -> None:
+def test_wide_characters_take_two_columns_and_control_characters_are_replaced() -> None:
     assert [cell_width(text) for text in ("abc", "数据", "é", "é")] == [3, 4, 1, 1]
     assert cut("数据数据", 5) == "数据…"
     assert cell_width(cut("数据数据", 4)) <= 4
-
-
-def test_control_characters_are_replaced() -> None:
     assert clean("a\x1b[31mb\nc\td\udcff") == "a?[31mb c d?"
 
 

@@ -47,7 +47,7 @@ def test_a_text_that_is_cut_in_its_middle_fits(text: str, width: int) -> None:
     assert cell_width(cut_middle(text, width)) <= width
 
 
-def test_a_marked_job_has_a_star_and_is_counted() -> None:
+def test_a_marked_job_has_a_star_and_is_counted_until_it_leaves_the_list() -> None:
     screen = a_screen()
     screen.hear_jobs(an_answer(a_row(1), a_row(2)), 0)
     screen.marked = {2: a_row(2)}
@@ -58,9 +58,6 @@ def test_a_marked_job_has_a_star_and_is_counted() -> None:
     assert [row["id"] for row in screen.targets] == [2]
     screen.hear_jobs(an_answer(a_row(1), a_row(2, "running")), 0)
     assert screen.targets[0]["state"] == "running"
-
-
-def test_a_marked_job_that_leaves_the_list_is_unmarked() -> None:
     screen = a_screen()
     screen.hear_jobs(an_answer(a_row(1), a_row(2)), 0)
     screen.marked = {1: a_row(1), 2: a_row(2)}

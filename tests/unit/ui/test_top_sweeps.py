@@ -28,7 +28,7 @@ def test_a_sweep_is_one_row_with_its_progress_and_all_its_ids() -> None:
     assert (row_ids(SWEEP), row_ids(a_row(58)), job_title(SWEEP)) == ("18-57", 58, "18-57 tune")
 
 
-def test_the_runs_of_an_open_sweep_have_a_column_for_each_value() -> None:
+def test_the_runs_of_a_sweep_have_their_values_as_columns_or_in_their_names() -> None:
     screen = a_screen(width=110)
     screen.sweep = SWEEP
     target, _ = screen.jobs_wanted()
@@ -41,6 +41,13 @@ def test_the_runs_of_an_open_sweep_have_a_column_for_each_value() -> None:
     assert first[1:4] == ["18", "1e-3", "0"]
     assert second[:3] == ["19", "1e-2", "12"]
     assert "lr=" not in plain(screen.queue())
+    screen = a_screen()
+    screen.sweep, screen.only_failed = SWEEP, True
+    assert "ids=18-57&state=failed,rejected" in screen.jobs_wanted()[0]
+    assert screen.is_filtered
+    screen = a_screen(width=110)
+    screen.hear_jobs(an_answer(run_of_sweep(18, "1e-3", "0"), a_row(58, values={}, varies=())), 0)
+    assert "tune lr=1e-3 seed=0" in plain(screen.queue())
 
 
 def test_a_marked_sweep_counts_as_its_runs_and_keys_apply_to_some_of_them() -> None:
@@ -58,16 +65,3 @@ def test_a_marked_sweep_counts_as_its_runs_and_keys_apply_to_some_of_them() -> N
     assert screen.marked == {}
     assert "*" not in screen.queue()[2].plain[:3]
     assert ids_text(["18-57", 60, 61]) == "18-57 60-61"
-
-
-def test_an_open_sweep_can_show_its_failed_runs_only() -> None:
-    screen = a_screen()
-    screen.sweep, screen.only_failed = SWEEP, True
-    assert "ids=18-57&state=failed,rejected" in screen.jobs_wanted()[0]
-    assert screen.is_filtered
-
-
-def test_runs_beside_other_jobs_have_their_values_in_their_names() -> None:
-    screen = a_screen(width=110)
-    screen.hear_jobs(an_answer(run_of_sweep(18, "1e-3", "0"), a_row(58, values={}, varies=())), 0)
-    assert "tune lr=1e-3 seed=0" in plain(screen.queue())

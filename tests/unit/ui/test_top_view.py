@@ -60,9 +60,6 @@ def plain(lines: list[Text]) -> str:
     return "\n".join(line.plain for line in lines)
 
 
-# Bars
-
-
 @given(SIZES, st.integers(0, 200))
 def test_a_bar_fills_its_width_and_shows_every_part(parts: list[float], width: int) -> None:
     widths = split(parts, width)
@@ -72,30 +69,18 @@ def test_a_bar_fills_its_width_and_shows_every_part(parts: list[float], width: i
     assert sum(map(bool, widths)) == min(present, width)
 
 
-def test_parts_of_a_bar_are_proportional() -> None:
+def test_parts_of_a_bar_are_proportional_and_differ_without_colour() -> None:
     assert split([6, 3, 0, 1], 20) == [12, 6, 0, 2]
     assert split([1000, 1], 10) == [9, 1]
-
-
-def test_the_parts_of_a_bar_differ_without_colour() -> None:
     memory = memory_of(a_device(0))
     assert memory == {"own": 9216, "kept": 3072, "others": 2048, "foreign": 3072, "free": 7168}
     assert spell(draw(memory, 24).plain, "ascii") == "#########===++xxx......."
     assert set(draw(memory, 24).plain) == set("█▄▒×·")  # noqa: RUF001
-
-
-def test_unknown_memory_is_not_drawn() -> None:
     assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
     assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == {"foreign": 25.0, "free": 75.0}
-
-
-def test_labels_of_memory_figures_are_abbreviated_if_they_do_not_fit() -> None:
     memory = {"own": 10240.0, "free": 2048.0}
     assert figures(memory, 30).plain == "own 10  free 2 GB"
     assert figures(memory, 15).plain == "█10 ·2 GB"
-
-
-# Histories
 
 
 def test_a_history_has_a_block_per_interval_and_gaps_for_unknown_values() -> None:
@@ -104,17 +89,11 @@ def test_a_history_has_a_block_per_interval_and_gaps_for_unknown_values() -> Non
         series.note(at, value)
     assert series.last(4, 2 * COLUMN_S + 2) == [None, 100.0, None, 50.0]
     assert sparkline(series.last(4, 2 * COLUMN_S), 100.0) == " █ ▅"
-
-
-def test_received_history_comes_before_samples_taken_meanwhile() -> None:
     series = SparklineSeries()
     series.note(10 * COLUMN_S, 7.0)
     for at, value in ((8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)):
         series.note(at, value)
     assert series.last(3, 10 * COLUMN_S) == [1.0, None, 7.0]
-
-
-# The window
 
 
 def test_a_long_queue_is_requested_in_a_few_rows_around_the_visible_part() -> None:
@@ -139,18 +118,12 @@ def test_a_selected_job_stays_selected_when_it_moves() -> None:
     assert (gone.job_id, gone.at) == (1, 1)
 
 
-def test_by_default_the_first_job_is_selected() -> None:
+def test_by_default_the_first_job_is_selected_if_any() -> None:
     window = settle(RowWindow(height=5), Page(rows=tuple(map(a_row, (1, 2))), total=2))
     assert window.job_id == 1
     assert settle(window, Page(rows=tuple(map(a_row, (2, 1))), total=2)).job_id == 2
-
-
-def test_an_empty_queue_has_no_selected_job() -> None:
     window = settle(RowWindow(height=5), Page())
     assert (window.job_id, window.top, move(window, 1, Page()).at) == (None, 0, 0)
-
-
-# The layout
 
 
 @given(st.integers(1, 200), st.integers(0, 64))
@@ -187,10 +160,7 @@ def test_no_panel_exceeds_the_terminal_width_or_its_height(width: int, height: i
     assert spell(shown, "ascii").count("?") == shown.count("?"), "each sign has its own in ASCII"
 
 
-# Devices
-
-
-def test_a_device_is_shown_with_its_bar_figures_and_history() -> None:
+def test_a_device_is_shown_with_its_bar_figures_history_and_fault() -> None:
     screen = a_screen()
     screen.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
     heading, first, second, *_ = (spell(line.plain, "ascii") for line in screen.devices())
@@ -199,29 +169,20 @@ def test_a_device_is_shown_with_its_bar_figures_and_history() -> None:
     assert first.endswith("13/24 GB  45%         #=")
     assert "own 9  reserved 3  others 2  foreign 3  free 7 GB" in second
     assert second.endswith("61 C 350/700 W         #+")
-
-
-def test_devices_that_do_not_fit_are_scrolled() -> None:
-    screen = a_screen(16)
-    assert "1-8 of 16" in screen.devices()[0].plain
-    assert screen.devices()[-1].plain.startswith(" 7 ")
-    screen.scroll_devices(100)
-    assert screen.devices()[-1].plain.startswith("15 ")
-
-
-def test_a_wide_terminal_shows_devices_side_by_side() -> None:
-    lines = a_screen(8, width=200, height=24).devices()
-    assert lines[1].plain.startswith("0 NVIDIA H200")
-    assert "4 NVIDIA H200" in lines[1].plain
-
-
-def test_an_unhealthy_device_is_shown_with_the_fault() -> None:
     screen = a_screen(0)
     screen.hear_devices({"taken_at": NOW, "devices": [a_device(0, healthy=False, fault="fell off the bus")]})
     assert "unhealthy: fell off the bus" in plain(screen.devices())
 
 
-# The queue
+def test_devices_that_do_not_fit_are_scrolled_and_stand_side_by_side_on_a_wide_terminal() -> None:
+    screen = a_screen(16)
+    assert "1-8 of 16" in screen.devices()[0].plain
+    assert screen.devices()[-1].plain.startswith(" 7 ")
+    screen.scroll_devices(100)
+    assert screen.devices()[-1].plain.startswith("15 ")
+    lines = a_screen(8, width=200, height=24).devices()
+    assert lines[1].plain.startswith("0 NVIDIA H200")
+    assert "4 NVIDIA H200" in lines[1].plain
 
 
 def test_a_row_shows_its_state_and_reason() -> None:
@@ -245,7 +206,12 @@ def test_names_and_reasons_cannot_contain_terminal_control_sequences() -> None:
     assert plain([*screen.queue(), *screen.log_lines()]).replace("\n", "").isprintable()
 
 
-def test_a_search_is_part_of_the_request_and_may_contain_any_characters() -> None:
+def test_an_empty_queue_shows_how_to_submit_and_a_search_what_is_missing() -> None:
+    screen = a_screen()
+    screen.hear_jobs(an_answer(), 0)
+    assert "gpuyard submit" in plain(screen.queue())
+    screen.search = "x"
+    assert "no job matches 'x'" in plain(screen.queue())
     screen = a_screen()
     screen.search, screen.finished = "lr=1 &", "none"
     target, after = screen.jobs_wanted()
@@ -256,26 +222,15 @@ def test_a_search_is_part_of_the_request_and_may_contain_any_characters() -> Non
     assert after == 0
 
 
-def test_an_empty_queue_shows_how_to_submit() -> None:
-    screen = a_screen()
-    screen.hear_jobs(an_answer(), 0)
-    assert "gpuyard submit" in plain(screen.queue())
-    screen.search = "x"
-    assert "no job matches 'x'" in plain(screen.queue())
-
-
-def test_the_header_shows_why_no_job_starts() -> None:
+def test_the_header_shows_why_no_job_starts_and_the_last_line_its_keys() -> None:
     assert "paused" in header_view.head_line({}, {"paused": True}, None, 80).plain
     assert "draining" in header_view.head_line({}, {"paused": True, "draining": True}, None, 80).plain
     assert "reconnecting" in header_view.head_line({}, {"paused": True}, "reconnecting: no daemon runs", 80).plain
-
-
-def test_the_last_keys_are_always_shown() -> None:
     assert header_view.keys_line(20).plain == "? help  q quit"
     assert header_view.keys_line(300).plain.startswith("Enter show")
-
-
-# Notices
+    text = plain(header_view.help_lines())
+    for key in (key for keys, _ in header_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):
+        assert key in text
 
 
 def test_an_action_is_reported_with_its_result_or_error() -> None:
@@ -295,10 +250,7 @@ def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
     assert plain(screen.notices()) == "held 17"
 
 
-# Logs
-
-
-def test_a_log_keeps_colours_and_no_other_control_sequences() -> None:
+def test_a_log_keeps_colours_and_no_other_control_sequences_or_links() -> None:
     log = LogText()
     log.feed("\x1b[31mred\x1b[0m plain\x1b[2J\x07\x1b]0;title\x07\n")
     (line,) = log[:5]
@@ -306,13 +258,22 @@ def test_a_log_keeps_colours_and_no_other_control_sequences() -> None:
     assert next((span.start, span.end, str(span.style)) for span in line.spans) == (0, 3, "color(1)")
     log.feed("a\x9b2Jb\n\x1b[32mab\x1b[0m\tc")
     assert plain(log[1:3]) == "a?2Jb\nab      c"
+    log = LogText()
+    log.feed("\x1b]8;;http://x\x1b\\here\x1b]8;;\x1b\\")
+    (line,) = log[:1]
+    assert line.plain == "here"
+    assert not line.spans
 
 
-def test_an_overwritten_line_shows_its_last_content() -> None:
+def test_only_the_last_content_of_a_line_and_the_end_of_a_log_are_kept() -> None:
     log = LogText()
     for part in ("10%\r", "20%\r", "30", "%\r\nnext"):
         log.feed(part)
     assert plain(log[:9]) == "30%\nnext"
+    log = LogText()
+    log.feed("".join(f"{number}\n" for number in range(20_000)))
+    assert len(log) < 20_000
+    assert log[-1:][0].plain == "19999"
 
 
 def test_standard_error_that_is_told_apart_has_lines_of_its_own_in_another_colour() -> None:
@@ -325,24 +286,6 @@ def test_standard_error_that_is_told_apart_has_lines_of_its_own_in_another_colou
     assert [bool(line.spans) for line in log[:9]] == [False, False, True]
     log.separate("--- attempt 2 ---")
     assert plain(log[2:9]) == " 40%\n\n--- attempt 2 ---"
-
-
-def test_only_the_end_of_a_long_log_is_kept() -> None:
-    log = LogText()
-    log.feed("".join(f"{number}\n" for number in range(20_000)))
-    assert len(log) < 20_000
-    assert log[-1:][0].plain == "19999"
-
-
-def test_a_link_in_a_log_is_text() -> None:
-    log = LogText()
-    log.feed("\x1b]8;;http://x\x1b\\here\x1b]8;;\x1b\\")
-    (line,) = log[:1]
-    assert line.plain == "here"
-    assert not line.spans
-
-
-# Pages
 
 
 def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
@@ -360,40 +303,25 @@ def test_a_command_of_any_length_is_wrapped_completely(text: str) -> None:
     assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")
 
 
-def test_the_help_names_every_key_of_the_bottom_line() -> None:
-    text = plain(header_view.help_lines())
-    for key in (key for keys, _ in header_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):
-        assert key in text
-
-
-# The terminal
-
-
 @pytest.mark.parametrize(
     ("environment", "is_unicode"),
     [
-        ({"TERM": "xterm-256color", "LANG": "en_US.UTF-8"}, True),
-        ({"TERM": "screen", "LANG": "C.utf8"}, True),
-        ({"TERM": "xterm"}, True),
-        ({"TERM": "xterm", "LANG": "C"}, False),
+        ({"TERM": "xterm-256color", "LANG": "en_US.UTF-8"}, True), ({"TERM": "screen", "LANG": "C.utf8"}, True),
+        ({"TERM": "xterm"}, True), ({"TERM": "xterm", "LANG": "C"}, False),
         ({"TERM": "xterm", "LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
         ({"TERM": "xterm", "LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, False),
-        ({"TERM": "xterm", "LANG": "de_DE.ISO-8859-1"}, False),
-        ({"TERM": "linux", "LANG": "en_US.UTF-8"}, False),
+        ({"TERM": "xterm", "LANG": "de_DE.ISO-8859-1"}, False), ({"TERM": "linux", "LANG": "en_US.UTF-8"}, False),
         ({"TERM": "vt100", "LANG": "en_US.UTF-8"}, False),
     ],
-)
+)  # fmt: skip
 def test_a_terminal_gets_only_supported_characters(environment: dict[str, str], is_unicode: bool) -> None:
     assert has_unicode(environment, "utf-8") == is_unicode
     assert not has_unicode(environment, "latin-1")
 
 
-def test_colour_is_used_only_if_supported_and_not_disabled() -> None:
+def test_colour_and_characters_are_used_only_if_supported() -> None:
     assert has_colour({"TERM": "xterm"})
     assert not has_colour({"TERM": "xterm", "NO_COLOR": ""})
     assert not has_colour({"TERM": "vt220"})
-
-
-def test_unsupported_characters_become_question_marks() -> None:
     assert spell("größe █", "ascii") == "gr??e #"
     assert spell("größe █", "utf-8") == "größe █"

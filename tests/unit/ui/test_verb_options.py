@@ -62,36 +62,21 @@ def test_values_flags_and_arguments_may_come_in_any_order() -> None:
         {"lines": "5", "flag": True, "two-words": "a=b"},
         ["17", "18"],
     )
-
-
-def test_a_repeatable_option_collects_its_values_and_any_other_takes_the_last() -> None:
     assert read(MANY, "--env", "A=1", "--env=B=2", "-n", "1", "-n", "2") == ({"env": ["A=1", "B=2"], "lines": "2"}, [])
-
-
-def test_two_dashes_end_the_options() -> None:
     assert read(MANY, "--flag", "--", "--lines", "-f") == ({"flag": True}, ["--lines", "-f"])
+    assert read(MANY, "-fn5", "17") == ({"flag": True, "lines": "5"}, ["17"])
+    assert read(MANY, "-n5", "-f") == ({"flag": True, "lines": "5"}, [])
 
 
-def test_all_arguments_after_a_program_belong_to_the_program() -> None:
+def test_all_arguments_after_a_program_belong_to_the_program_and_data_takes_exact_options() -> None:
     assert read(PROGRAM, "-f", "python", "--lines", "3", "--", "-x") == (
         {"flag": True},
         ["python", "--lines", "3", "--", "-x"],
     )
     assert read(PROGRAM, "--lines", "3", "--", "-x", "--", "y") == ({"lines": "3"}, ["-x", "--", "y"])
-
-
-def test_a_negative_number_is_an_argument_but_not_a_program() -> None:
     assert read(MANY, "17", "-5") == ({}, ["17", "-5"])
     with pytest.raises(UserError, match="has no option '-5'"):
         read(PROGRAM, "-5")
-
-
-def test_letters_may_be_joined_with_each_other_and_with_a_value() -> None:
-    assert read(MANY, "-fn5", "17") == ({"flag": True, "lines": "5"}, ["17"])
-    assert read(MANY, "-n5", "-f") == ({"flag": True, "lines": "5"}, [])
-
-
-def test_of_data_only_exact_options_are_options() -> None:
     assert read(DATA, "-a", "--lines=3", "-f", "-", "--lines", "--x") == (
         {"flag": True, "lines": "--x"},
         ["-a", "--lines=3", "-"],
@@ -171,9 +156,7 @@ def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("unmeasured")
-def test_a_request_is_sent_before_further_modules_are_imported(
-    typed: list[str], allowed: set[str], own_home: Path
-) -> None:
+def test_a_request_is_sent_before_modules_are_imported(typed: list[str], allowed: set[str], own_home: Path) -> None:
     """Whatever prints the answer is imported while the daemon works (`meanwhile`)."""
     program = (
         "import os, sys\n"

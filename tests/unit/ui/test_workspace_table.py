@@ -56,7 +56,7 @@ def styles(status: SweepStatus, text: str) -> set[str | None]:
     return {style for line in picture for part, style in line if text in part}
 
 
-def test_a_row_shows_the_figures_of_a_task_and_a_dash_for_unknown_values() -> None:
+def test_a_row_shows_the_figures_of_a_task_and_the_lines_below_where_to_look() -> None:
     lines = drawn(STATUS, 120)
     assert lines[0] == "TASK  /home/alice/my_experiment"
     assert cells(lines, "CONFIG") == ["CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "SESSION", "LAST LINE"]
@@ -65,10 +65,6 @@ def test_a_row_shows_the_figures_of_a_task_and_a_dash_for_unknown_values() -> No
         "exp3", "● running", "1", "1m 15s", "812 MB", "2", "TASK_exp3_gpu1", "epoch 3 of 9, loss 0.123",
     ]  # fmt: skip
     assert cells(lines, "exp5") == ["exp5", "○ waiting", "-", "-", "-", "-", "-", "no free GPU"]
-
-
-def test_the_lines_below_the_table_show_progress_reason_and_where_to_look() -> None:
-    lines = drawn(STATUS, 120)
     assert lines[-5:] == [
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
         "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
@@ -76,6 +72,7 @@ def test_the_lines_below_the_table_show_progress_reason_and_where_to_look() -> N
         "to watch a task: tmux attach -t TASK_exp2_gpu0",
         "logs: /tmp/train_logs/CONFIG.log",
     ]
+    assert not any("waits" in line for line in drawn(replace(STATUS, rows=ROWS[:3]), 120))
 
 
 def test_completed_tasks_without_a_marker_are_counted_and_start_is_named() -> None:
@@ -117,33 +114,25 @@ def test_the_bar_shows_completed_failed_and_running_tasks_proportionally() -> No
         ((row("a", "stopped"), row("b", "not started")), 0.0, "0 of 2 done · 1 stopped · 1 not started"),
     ],
 )
-def test_the_time_left_is_shown_only_if_known_and_tasks_are_left(
-    rows: tuple[ConfigStatus, ...], left_s: float | None, expected: str
-) -> None:
+def test_the_time_left_is_shown_if_known(rows: tuple[ConfigStatus, ...], left_s: float | None, expected: str) -> None:
     assert summary_of(replace(STATUS, rows=rows, left_s=left_s)) == expected
 
 
-def test_the_last_line_is_shown_without_colours_and_control_sequences() -> None:
+def test_the_last_line_is_shown_after_a_note_without_control_sequences() -> None:
     written = "\x1b[1;32mepoch 3\x1b[0m \x1b]0;my title\x07of 9\x1b[K\x07"
     lines = drawn(replace(STATUS, rows=(running("exp1", last_line=written),)), 120)
     assert cells(lines, "exp1")[-1] == "epoch 3 of 9?"
-
-
-def test_a_note_comes_before_the_last_line() -> None:
     flagged = replace(ROWS[0], note="completed, though it ended with status 3")
     lines = drawn(replace(STATUS, rows=(flagged,)), 160)
     assert cells(lines, "exp1")[-1] == "completed, though it ended with status 3 · saved"
 
 
-def test_with_80_columns_every_figure_is_shown_and_the_session_left_out() -> None:
+def test_with_few_columns_the_session_is_left_out_and_a_name_keeps_its_end() -> None:
     rows = tuple(running(f"resnet50_lr1e-3_seed{number}") for number in range(3))
     lines = drawn(replace(STATUS, rows=rows), 80)
     assert cells(lines, "CONFIG") == ["CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "LAST LINE"]
     assert cells(lines, "resnet50_lr1e-3_seed2")[-1].startswith("epoch 3 of")
     assert "tmux attach -t TASK_resnet50_lr1e-3_seed0_gpu0" in lines[-1]
-
-
-def test_a_shortened_name_keeps_its_end_which_makes_it_unique() -> None:
     rows = tuple(running(f"resnet50_imagenet_lr1e-3_warmup_seed{number}") for number in range(3))
     shown = [line.split()[0] for line in drawn(replace(STATUS, rows=rows), 40) if line.startswith("resnet")]
     assert len(set(shown)) == 3
@@ -169,20 +158,13 @@ def test_a_path_longer_than_the_window_is_wrapped_and_never_cut() -> None:
     assert log.replace(" ", "") in "".join(lines[-8:]).replace(" ", "")
 
 
-def test_a_stopped_sweep_shows_how_to_continue_until_all_is_done() -> None:
+def test_a_workspace_without_a_config_or_a_stopped_one_is_reported() -> None:
+    empty = replace(STATUS, rows=(), why=None)
+    assert drawn(empty, 80) == ["TASK  /home/alice/my_experiment", "No configs yet: put YAML files into configs/."]
     stopped = replace(STATUS, is_stopped=True)
     assert any("no new ones start. `start` continues" in line for line in drawn(stopped, 120))
     done = replace(stopped, rows=ROWS[:1], why=None)
     assert not any("Stopped" in line for line in drawn(done, 120))
-
-
-def test_without_waiting_tasks_no_reason_is_shown() -> None:
-    assert not any("waits" in line for line in drawn(replace(STATUS, rows=ROWS[:3]), 120))
-
-
-def test_a_workspace_without_a_config_is_reported() -> None:
-    empty = replace(STATUS, rows=(), why=None)
-    assert drawn(empty, 80) == ["TASK  /home/alice/my_experiment", "No configs yet: put YAML files into configs/."]
 
 
 def test_states_are_coloured_by_urgency() -> None:
@@ -244,9 +226,7 @@ standings = st.builds(
 
 
 @given(standings, st.integers(40, 200), st.none() | st.integers(1, 60))
-def test_the_table_of_any_content_fits_and_has_no_control_sequences(
-    status: SweepStatus, columns: int, lines: int | None
-) -> None:
+def test_a_table_fits_and_has_no_control_sequences(status: SweepStatus, columns: int, lines: int | None) -> None:
     shown = drawn(status, columns, lines)
     assert all(line.isprintable() for line in shown)
     assert max(map(cell_width, shown)) <= columns

@@ -16,20 +16,14 @@ TASK = replace(JOB, spec=replace(SPEC, task=Task(workspace="/w", config="a", own
 SMALLER = START_WITH.format(6)
 
 
-def test_the_size_that_would_start_a_job_is_advised_as_the_command_that_sets_it() -> None:
+def test_the_command_that_would_start_a_job_now_is_advised_where_it_can_be_edited() -> None:
     assert remedy_for(JOB, SMALLER, 0) == "`gpuyard edit 17 --vram 6G` would start it now, if that is enough"
-
-
-def test_a_size_is_not_advised_for_a_job_behind_another_nor_for_what_cannot_be_edited() -> None:
     assert [remedy_for(JOB, SMALLER, 1), remedy_for(RUN, SMALLER, 0), remedy_for(TASK, SMALLER, 0)] == ["", "", ""]
 
 
-def test_a_run_of_a_batch_gets_the_names_of_its_own_options() -> None:
+def test_a_run_or_task_is_advised_its_own_options_or_settings() -> None:
     assert "with --run-vram SIZE" in remedy_for(RUN, REMEDIES["occupied"], 0)
     assert remedy_for(RUN, REMEDIES["host-memory"], 0).startswith("--run-ram ")
-
-
-def test_a_task_of_a_workspace_is_advised_settings_and_no_options() -> None:
     for remedy in REMEDIES.values():
         assert "--vram" not in remedy_for(TASK, remedy, 0)
     assert remedy_for(TASK, REMEDIES["foreign-load"], 0).startswith("max_foreign_load_percent under [queue]")

@@ -10,21 +10,13 @@ from gpuyard.engines.common.log_cap import cut_if_over
 
 def test_the_last_part_comes_first_and_then_new_output(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
+    before = read_piece(log, None, 4, 100)
+    log.write_bytes(b"0123456789")
+    assert read_piece(log, before.ends, 4, 100) == LogChunk(data=b"0123456789", ends=10, is_cut=False)
     log.write_bytes(b"0123456789")
     assert read_piece(log, None, 4, 3) == LogChunk(data=b"678", ends=9, is_cut=True)
     assert read_piece(log, 9, 4, 3) == LogChunk(data=b"9", ends=10, is_cut=False)
     assert read_piece(log, 10, 4, 3) == LogChunk(data=b"", ends=10, is_cut=False)
-
-
-def test_a_log_that_does_not_exist_yet_is_read_from_its_beginning_later(tmp_path: Path) -> None:
-    log = tmp_path / "1.1.log"
-    before = read_piece(log, None, 4, 100)
-    log.write_bytes(b"0123456789")
-    assert read_piece(log, before.ends, 4, 100) == LogChunk(data=b"0123456789", ends=10, is_cut=False)
-
-
-def test_a_reader_far_behind_continues_near_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "1.1.log"
     log.write_bytes(b"x" * 3_000_000 + b"end")
     assert read_piece(log, 1000, 4, 100) == LogChunk(data=b"xend", ends=3_000_003, is_cut=True)
 

@@ -49,14 +49,15 @@ def test_an_epoch_is_known_long_after_its_heading(log: Path, source: ProgressSou
         assert done(attempt.read(source)) == pytest.approx(2 + step / 10)
 
 
-def test_only_the_last_part_of_a_long_log_is_read(log: Path, source: ProgressSource) -> None:
+def test_only_whole_lines_of_the_attempt_in_the_last_part_of_a_log_are_read(log: Path, source: ProgressSource) -> None:
     log.write_text("epoch 1/10\n" + "y" * FIRST_BYTES + "\n")
     assert AttemptProgress().read(source) is None
-
-
-def test_what_a_file_of_the_user_held_before_does_not_count(log: Path, source: ProgressSource) -> None:
     log.write_text(f"epoch 9/10 loss=1\n{headline('7', '1')}started\nhello\n")
     assert AttemptProgress().read(source) is None
+    log.write_text("x" * FIRST_BYTES + " loss=1 of the line that is cut apart\nloss=2\n")
+    reading = AttemptProgress().read(source)
+    assert reading is not None
+    assert [dict(each) for each in reading.figures] == [{"loss": 2.0}]
 
 
 def test_a_log_that_was_written_anew_is_read_anew(log: Path, source: ProgressSource) -> None:
@@ -100,10 +101,3 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(source: ProgressSource) -> 
     os.mkfifo(source.files[0])
     os.mkfifo(source.logs[0])
     assert AttemptProgress().read(source) is None
-
-
-def test_what_is_read_from_the_middle_on_begins_with_a_whole_line(log: Path, source: ProgressSource) -> None:
-    log.write_text("x" * FIRST_BYTES + " loss=1 of the line that is cut apart\nloss=2\n")
-    reading = AttemptProgress().read(source)
-    assert reading is not None
-    assert [dict(each) for each in reading.figures] == [{"loss": 2.0}]

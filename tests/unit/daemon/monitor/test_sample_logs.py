@@ -50,9 +50,7 @@ def test_a_log_is_continued_by_the_next_daemon(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_a_log_that_cannot_be_written_is_reported_once_and_the_others_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_log_is_reported_once_and_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logs, good = SampleLogs(), tmp_path / "good.csv"
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

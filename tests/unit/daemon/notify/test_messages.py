@@ -24,7 +24,7 @@ from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Holder, Lease, Need, Share
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.model.subscriptions import DEFAULT_EVENTS, JOB_EVENTS, Event, Subscription, parse_subscription
+from gpuyard.model.subscriptions import JOB_EVENTS, Event, parse_subscription
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)
 
@@ -106,9 +106,7 @@ def made_way(state: JobState, text: str) -> PublishedEvent:
         ),
     ],
 )
-def test_a_message_of_the_memory_guard_says_what_was_left_and_what_happens_next(
-    state: JobState, title: str, next_step: str
-) -> None:
+def test_the_memory_guard_says_what_was_left_and_what_happens_next(state: JobState, title: str, next_step: str) -> None:
     found = occurrence(made_way(state, "GPU 0 had 205 MB left while job 12 grew; it was the youngest first run"))
     message = message_of(found, "lab")
     assert (message.events, message.title, message.jobs, message.state) == ("memory-guard", title, "17", state)
@@ -135,7 +133,7 @@ def test_a_job_that_made_way_for_want_of_ram_is_announced_to_those_who_ask_for_i
     assert targets_of(made_way, ON, TO) == ("mine",)
 
 
-def test_a_target_gets_each_event_once() -> None:
+def test_a_target_gets_each_event_once_and_a_failure_not_also_as_lack_of_memory() -> None:
     subscriptions = ("failed", "failed=mine", "everybody ", "finished=other")
     failed = occurrence(finished(job(17, JobState.FAILED, *subscriptions)))
     assert targets_of(failed, ON, TO) == ("everybody", "mine", "everybody ")
@@ -146,9 +144,6 @@ def test_a_target_gets_each_event_once() -> None:
     )
     assert targets_of(occurrence(finished(job())), ON, TO) == ()
     assert targets_of(occurrence(finished(job(17, JobState.FAILED, "failed"))), ON, ()) == ()
-
-
-def test_a_target_of_the_failure_does_not_also_get_the_last_lack_of_memory() -> None:
     lack = "out-of-memory=lack"
     over = occurrence(ended(job(17, JobState.FAILED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
     again = occurrence(ended(job(17, JobState.DELAYED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
@@ -188,9 +183,6 @@ def test_an_empty_queue_says_how_its_jobs_ended() -> None:
     assert message.body == "No jobs are left. Since the queue was last empty: 37 finished, 2 failed, 1 rejected."
 
 
-# The rate limit
-
-
 def happened(event: Event, job_id: int = 17) -> Occurrence:
     states = {
         Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED,
@@ -221,7 +213,7 @@ def test_the_first_messages_are_sent_at_once_and_later_ones_are_combined_by_the_
     assert outbox.due_at(2) is None
 
 
-def test_a_combined_message_names_a_limited_number_of_jobs() -> None:
+def test_a_combined_message_names_some_jobs_counts_causes_and_describes_a_single_job() -> None:
     outbox = Outbox()
     for job_id in range(0, 10_000, 2):
         outbox.add(happened(Event.FAILED, job_id))
@@ -229,9 +221,6 @@ def test_a_combined_message_names_a_limited_number_of_jobs() -> None:
     assert message is not None
     assert message.body.startswith("5000 jobs failed: 0, 2, 4, ")
     assert message.body.endswith("36, 38 and more")
-
-
-def test_a_combined_message_counts_the_causes_of_failures() -> None:
     outbox = Outbox()
     for step in (7, 14, 21):
         error = f"ValueError: loss is NaN at step {step}"
@@ -242,9 +231,6 @@ def test_a_combined_message_counts_the_causes_of_failures() -> None:
     message = outbox.take(0.0, 1, "")
     assert message is not None
     assert message.body.split("\n")[1:] == ["3 x ValueError: loss is NaN at step …", "1 x signal 9 (SIGKILL)"]
-
-
-def test_a_single_job_in_a_combined_message_is_described_in_full() -> None:
     outbox = Outbox()
     outbox.add(happened(Event.QUEUE_EMPTY))
     outbox.add(Occurrence(event=Event.FAILED, at=0.0, job=job(state=JobState.FAILED, reason="exit status 3")))
@@ -282,9 +268,7 @@ COUNTED = re.compile(rf"(\d+) (?:jobs? )?({'|'.join(EVENTS)})")
 
 
 @given(steps=STEPS, per_minute=st.integers(min_value=1, max_value=8))
-def test_the_rate_limit_holds_in_every_minute_and_all_jobs_are_counted(
-    steps: list[tuple[float, list[Event]]], per_minute: int
-) -> None:
+def test_the_rate_limit_holds_and_all_jobs_are_counted(steps: list[tuple[float, list[Event]]], per_minute: int) -> None:
     outbox, now = Outbox(), 0.0
     sent: list[float] = []
     counted: Counter[Event] = Counter()
@@ -310,9 +294,6 @@ def _counts(message: Message) -> dict[Event, int]:
     return {EVENTS[words]: int(count) for count, words in COUNTED.findall(message.title)}
 
 
-# GPUs
-
-
 def seen(used_mb: float = 0.0, **facts: object) -> Snapshot:
     device = Device(
         id="GPU-a", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24000.0, memory_used_mb=used_mb,
@@ -325,7 +306,7 @@ def seen(used_mb: float = 0.0, **facts: object) -> Snapshot:
 LEASE = Lease(id="l", holder=Holder(pid=1, uid=1, user="ada", label="x"), shares=(Share(device_id="GPU-a"),), since=0.0)
 
 
-def test_a_gpu_is_reported_free_once_after_it_was_idle_for_the_given_time() -> None:
+def test_a_healthy_gpu_is_reported_free_once_after_it_was_idle_for_the_given_time() -> None:
     freed = FreedDevices()
     assert freed.update(seen(), (), 0.0, 30.0) == []
     assert freed.update(seen(), (), 100.0, 30.0) == []  # it was never in use
@@ -336,14 +317,7 @@ def test_a_gpu_is_reported_free_once_after_it_was_idle_for_the_given_time() -> N
     assert freed.update(seen(), (), 300.0, 30.0) == []
     freed.note_use(["GPU-a"], 310.0)
     assert len(freed.update(seen(), (), 340.0, 30.0)) == 1
-
-
-def test_a_gpu_with_a_desktop_counts_as_free_and_a_faulty_gpu_does_not() -> None:
     freed = FreedDevices()
     freed.note_use(["GPU-a"], 0.0)
     assert freed.update(seen(fault="it has vanished"), (), 100.0, 30.0) == []
     assert len(freed.update(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
-
-
-def test_a_subscription_without_events_gets_the_ends_of_jobs_and_of_memory() -> None:
-    assert Subscription().events == DEFAULT_EVENTS

@@ -60,14 +60,11 @@ def test_too_many_subscriptions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "seen"),
     [
-        ("slack://T0/B0/secret", "slack://…"),
-        (" \tslack://T0/B0/secret", "slack://…"),
-        ("notify-send hello", "notify-send"),
-        ("/usr/bin/tell", "/usr/bin/tell"),
-        ("TOKEN=secret tell", "a command"),
-        ("'quoted secret' x", "a command"),
+        ("slack://T0/B0/secret", "slack://…"), (" \tslack://T0/B0/secret", "slack://…"),
+        ("notify-send hello", "notify-send"), ("/usr/bin/tell", "/usr/bin/tell"),
+        ("TOKEN=secret tell", "a command"), ("'quoted secret' x", "a command"),
     ],
-)
+)  # fmt: skip
 def test_only_the_scheme_or_the_program_of_a_target_is_shown(target: str, seen: str) -> None:
     assert redacted_target(target) == seen
     assert is_url(target) == ("://" in target)

@@ -3,13 +3,19 @@
 from gpuyard.daemon.server.connection import StrangerLimit, network_of
 
 
-def test_the_oldest_connection_of_the_largest_network_goes() -> None:
+def test_the_oldest_connection_of_the_largest_network_goes_if_none_has_left() -> None:
     strangers = StrangerLimit[str](4)
     for name, network in (("owner", "10.0.0.1"), ("a", "10.0.0.2"), ("b", "10.0.0.2"), ("c", "10.0.0.2")):
         assert strangers.add(name, network) is None
     assert strangers.add("d", "10.0.0.2") == "a"
     assert strangers.add("e", "10.0.0.3") == "b"
     assert sorted(strangers) == ["c", "d", "e", "owner"]
+    strangers = StrangerLimit[str](1)
+    strangers.add("a", "10.0.0.1")
+    strangers.discard("a")
+    strangers.discard("a")
+    assert strangers.add("b", "10.0.0.1") is None
+    assert list(strangers) == ["b"]
 
 
 def test_there_are_never_more_than_the_limit_and_the_newest_is_among_them() -> None:
@@ -18,15 +24,6 @@ def test_there_are_never_more_than_the_limit_and_the_newest_is_among_them() -> N
         strangers.add(number, f"10.0.0.{number}")
         assert len(strangers) <= 3
         assert number in strangers
-
-
-def test_one_that_has_left_makes_room() -> None:
-    strangers = StrangerLimit[str](1)
-    strangers.add("a", "10.0.0.1")
-    strangers.discard("a")
-    strangers.discard("a")
-    assert strangers.add("b", "10.0.0.1") is None
-    assert list(strangers) == ["b"]
 
 
 def test_addresses_of_one_ipv6_network_count_together() -> None:

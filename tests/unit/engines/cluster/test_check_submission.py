@@ -38,12 +38,19 @@ def spec(gpus: int = 1, name: str = "x") -> JobSpec:
     return JobSpec(command=("true",), cwd="/", environment={}, need=Need(devices=gpus), name=name, engine="slurm")
 
 
-def test_a_site_is_asked_once_for_jobs_that_need_the_same() -> None:
+def test_a_site_is_asked_once_for_jobs_that_need_the_same_and_if_silent_not_for_a_while() -> None:
     site = FakeSite()
     check = SubmissionCheck(lambda _: site)
     for job in (spec(), spec(name="y"), spec(gpus=2)):
         check.check(job)
     assert [terms.need.devices for terms in site.asked] == [1, 2]
+    site = FakeSite()
+    check = SubmissionCheck(lambda _: site)
+    site.fault = SiteUnreachable("no answer")
+    check.check(spec())
+    check.check(spec(gpus=8))
+    assert len(site.asked) == 1
+    SubmissionCheck(lambda _: None).check(spec(gpus=800))
 
 
 def test_a_refusal_is_impossible_and_asked_again() -> None:
@@ -55,19 +62,6 @@ def test_a_refusal_is_impossible_and_asked_again() -> None:
             check.check(spec())
         assert (refused.value.code, refused.value.hint) == ("impossible", "ask for less")
     assert len(site.asked) == 2
-
-
-def test_a_site_that_does_not_answer_is_not_asked_again_for_a_while() -> None:
-    site = FakeSite()
-    check = SubmissionCheck(lambda _: site)
-    site.fault = SiteUnreachable("no answer")
-    check.check(spec())
-    check.check(spec(gpus=8))
-    assert len(site.asked) == 1
-
-
-def test_an_engine_that_cannot_be_asked_refuses_nothing() -> None:
-    SubmissionCheck(lambda _: None).check(spec(gpus=800))
 
 
 def test_the_nodes_of_slurm_are_read_with_their_gpus_of_a_model() -> None:
@@ -125,9 +119,6 @@ def test_jobs_that_differ_in_learned_amounts_are_one_submission_on_the_most_of_e
     [terms] = {each.terms for each in batch}
     assert terms is not None
     assert (terms.ram_mb, terms.expected_s, terms.need.required_mb) == (1024.0, 1800.0, 2048.0)
-
-
-def test_a_job_of_which_nothing_is_known_takes_the_learned_limits_from_its_submission() -> None:
     batch, _ = split_launches([learned(1, 512.0, 900.0, 2048.0), learned(2, None, None, 1024.0)], 10)
     [terms] = {each.terms for each in batch}
     assert terms is not None

@@ -87,22 +87,15 @@ def test_a_failure_waits_for_the_next_report_of_the_site(at: SiteState | None, w
 @pytest.mark.parametrize(
     ("at", "waited", "expected"),
     [
-        (None, 0, NOT_YET),
-        (None, 1, TO_BE_VOIDED),
-        (None, ENOUGH, TO_BE_VOIDED),
-        (SiteState.PENDING, ENOUGH, NOT_YET),
-        (SiteState.RUNNING, ENOUGH, NOT_YET),
-        (SiteState.SUCCEEDED, 0, NOT_YET),
-        (SiteState.SUCCEEDED, ENOUGH, (OutcomeKind.SUCCEEDED, 0)),
-        (SiteState.FAILED, ENOUGH - 1, NOT_YET),
-        (SiteState.FAILED, ENOUGH, OutcomeKind.NEVER_STARTED),
-        (SiteState.TIMED_OUT, 0, OutcomeKind.TIMED_OUT),
-        (SiteState.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
-        (SiteState.CANCELLED, 0, OutcomeKind.CANCELLED),
-        (SiteState.PREEMPTED, 0, OutcomeKind.PREEMPTED),
+        (None, 0, NOT_YET), (None, 1, TO_BE_VOIDED), (None, ENOUGH, TO_BE_VOIDED),
+        (SiteState.PENDING, ENOUGH, NOT_YET), (SiteState.RUNNING, ENOUGH, NOT_YET),
+        (SiteState.SUCCEEDED, 0, NOT_YET), (SiteState.SUCCEEDED, ENOUGH, (OutcomeKind.SUCCEEDED, 0)),
+        (SiteState.FAILED, ENOUGH - 1, NOT_YET), (SiteState.FAILED, ENOUGH, OutcomeKind.NEVER_STARTED),
+        (SiteState.TIMED_OUT, 0, OutcomeKind.TIMED_OUT), (SiteState.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
+        (SiteState.CANCELLED, 0, OutcomeKind.CANCELLED), (SiteState.PREEMPTED, 0, OutcomeKind.PREEMPTED),
         (SiteState.LOST, 0, OutcomeKind.LOST),
     ],
-)
+)  # fmt: skip
 def test_the_outcome_of_an_element_without_a_trace(at: SiteState | None, waited: int, expected: object) -> None:
     assert short(outcome_of(None if at is None else sighted(at), NOTHING, waited)) == expected
 
@@ -140,9 +133,7 @@ def test_an_element_that_a_limit_of_its_node_kept_from_starting_never_started(wa
         (sighted(SiteState.LOST), 0, OutcomeKind.LOST),
     ],
 )
-def test_the_outcome_of_an_element_that_started_and_recorded_no_end(
-    sighting: Sighting | None, waited: int, expected: object
-) -> None:
+def test_the_outcome_of_an_element_without_an_end(sighting: Sighting | None, waited: int, expected: object) -> None:
     assert short(outcome_of(sighting, BEGAN, waited)) == expected
 
 
@@ -195,9 +186,7 @@ def test_every_combination_has_exactly_one_outcome(sighting: Sighting | None, tr
 
 
 @given(sighting=_SIGHTINGS, trace=_TRACES)
-def test_an_element_that_ended_or_is_no_longer_listed_gets_an_outcome(
-    sighting: Sighting | None, trace: ElementTrace
-) -> None:
+def test_an_element_that_ended_or_is_unlisted_has_an_outcome(sighting: Sighting | None, trace: ElementTrace) -> None:
     is_over = sighting is None or sighting.at in OVER or trace.ended is not None
     if is_over or trace == VOIDED:
         assert short(outcome_of(sighting, trace, LATE_REPORTS)) != NOT_YET
@@ -215,7 +204,7 @@ def test_an_element_that_ended_or_is_no_longer_listed_gets_an_outcome(
         (sighted(SiteState.LOST), BEGAN, 1000.0, False),  # with its node
     ],
 )
-def test_an_element_that_was_killed_near_its_ram_lacked_it(
+def test_one_killed_near_its_ram_lacked_it(
     sighting: Sighting, trace: ElementTrace, used_mb: float, *, is_short: bool
 ) -> None:
     decided = out_of_ram("slurm", outcome_of(sighting, trace, ENOUGH), 1000.0, used_mb)

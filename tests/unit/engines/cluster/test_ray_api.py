@@ -104,9 +104,6 @@ def submission_of(
     return ClusterSubmission(token="f00d", terms=asked, count=9, folder=folder, supervisor=command)
 
 
-# The address
-
-
 @pytest.mark.parametrize(
     ("configured", "variables", "address"),
     [
@@ -119,9 +116,7 @@ def submission_of(
         ("https://gate/ray/", {}, "https://gate/ray"),
     ],
 )
-def test_the_configured_address_goes_before_rays_variables(
-    configured: str | None, variables: dict[str, str], address: str
-) -> None:
+def test_the_configured_address_comes_first(configured: str | None, variables: dict[str, str], address: str) -> None:
     assert address_of(RayConfig(address=configured), variables) == address
 
 
@@ -129,9 +124,6 @@ def test_the_configured_address_goes_before_rays_variables(
 def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(EnvironmentFault, match="is not the address of a Ray dashboard"):
         address_of(RayConfig(address=address), {})
-
-
-# Submissions
 
 
 @given(st.from_regex(r"[0-9a-z-]{1,20}", fullmatch=True), st.integers(0, 10**6))
@@ -146,7 +138,7 @@ def test_jobs_of_other_origin_are_ignored(other: str | None) -> None:
     assert ref_of(other) is None
 
 
-def test_the_request_contains_the_terms() -> None:
+def test_the_request_contains_the_terms_that_are_set_and_any_name() -> None:
     share = Need(memory=FixedMemory(6000.0))
     asked = request_of(submission_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
     assert asked["submission_id"] == "gpuyard-f00d-3"
@@ -155,11 +147,10 @@ def test_the_request_contains_the_terms() -> None:
     assert asked["entrypoint_num_cpus"] == 3
     assert asked["entrypoint_memory"] == math.ceil(100.5 * 1048576)
     assert int(asked["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == 10
-
-
-def test_terms_that_are_not_set_are_left_out() -> None:
     asked = request_of(submission_of(need=Need(devices=0), cpus=2), 0, card_mb=None)
     assert [name for name in asked if name.startswith("entrypoint_")] == ["entrypoint_num_cpus"]
+    asked = request_of(submission_of(name="half \udce4"), 0, None)
+    assert asked["metadata"]["name"].encode() == b"half \\udce4"
 
 
 def test_a_model_and_options_become_resources_and_labels() -> None:
@@ -174,11 +165,6 @@ def test_an_option_that_ray_does_not_have_is_refused(option: str) -> None:
     with pytest.raises(SiteRefused, match="is not supported for Ray") as refusal:
         request_of(submission_of(options=(option,)), 0, None)
     assert "--entrypoint-resources=" in (refusal.value.hint or "")
-
-
-def test_a_name_of_any_bytes_can_be_sent() -> None:
-    asked = request_of(submission_of(name="half \udce4"), 0, None)
-    assert asked["metadata"]["name"].encode() == b"half \\udce4"
 
 
 def run_entrypoint(submission: ClusterSubmission, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -204,9 +190,6 @@ def test_the_entrypoint_reports_a_file_that_the_node_cannot_see(tmp_path: Path) 
     assert "ran" not in ran.stdout.splitlines()
 
 
-# States
-
-
 def state_of(
     response: Mapping[str, Any], *, is_stopped: bool = False, pending_s: float = 0.0
 ) -> tuple[SiteState, int | None, str]:
@@ -214,54 +197,36 @@ def state_of(
     return sighting.at, sighting.status, sighting.reason
 
 
-def test_a_pending_job_has_a_reason() -> None:
+def test_a_pending_job_has_a_reason_until_it_is_stopped_or_too_old() -> None:
     at, status, reason = state_of(PENDING)
     assert (at, status) == (SiteState.PENDING, None)
     assert "waiting for resources" in reason
-
-
-def test_a_running_job_has_a_node() -> None:
-    sighting = sighting_of(record_of(RUNNING), is_stopped=True)
-    assert (sighting.at, sighting.place, sighting.id) == (SiteState.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
-    without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}))
-    assert without_agent.place == "3086791fd16d25e4"
-
-
-def test_an_ended_job_has_a_status_and_a_time() -> None:
-    assert state_of({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
-    assert state_of({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
-    assert state_of(FAILED)[:2] == (SiteState.FAILED, 3)
-    assert sighting_of(record_of(FAILED)).ended_at == 1794780887.369
-
-
-def test_a_signal_becomes_the_exit_status_of_a_shell() -> None:
-    assert state_of({**FAILED, "driver_exit_code": -9})[:2] == (SiteState.FAILED, 137)
-
-
-def test_a_failed_job_without_an_exit_code_is_lost() -> None:
-    at, status, reason = state_of(DIED)
-    assert (at, status) == (SiteState.LOST, None)
-    assert reason == "Job supervisor actor died: The actor died unexpectedly before finishing this task."
-
-
-def test_a_job_that_ray_killed_for_its_memory_is_out_of_memory() -> None:
-    by_monitor = "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory. Memory on …"
-    by_exit = "Job supervisor actor died: …\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: …"
-    for message in (by_monitor, by_exit):
-        assert state_of({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
-
-
-def test_a_pending_job_that_was_stopped_counts_as_cancelled() -> None:
     assert state_of(PENDING, is_stopped=True)[0] is SiteState.CANCELLED
-
-
-def test_a_job_pending_beyond_rays_own_timeout_is_lost() -> None:
     assert state_of(PENDING, pending_s=15 * 60)[0] is SiteState.PENDING
     assert state_of(PENDING, pending_s=30 * 60)[0] is SiteState.LOST
 
 
-def test_an_unknown_status_does_not_count_as_ended() -> None:
+def test_a_running_job_has_a_node_also_with_an_unknown_status() -> None:
+    sighting = sighting_of(record_of(RUNNING), is_stopped=True)
+    assert (sighting.at, sighting.place, sighting.id) == (SiteState.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
+    without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}))
+    assert without_agent.place == "3086791fd16d25e4"
     assert state_of({**RUNNING, "status": "ASCENDING"})[0] is SiteState.RUNNING
+
+
+def test_an_ended_job_has_a_status_and_a_time_or_is_lost() -> None:
+    assert state_of({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
+    assert state_of({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
+    assert state_of(FAILED)[:2] == (SiteState.FAILED, 3)
+    assert sighting_of(record_of(FAILED)).ended_at == 1794780887.369
+    assert state_of({**FAILED, "driver_exit_code": -9})[:2] == (SiteState.FAILED, 137)
+    at, status, reason = state_of(DIED)
+    assert (at, status) == (SiteState.LOST, None)
+    assert reason == "Job supervisor actor died: The actor died unexpectedly before finishing this task."
+    by_monitor = "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory. Memory on …"
+    by_exit = "Job supervisor actor died: …\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: …"
+    for message in (by_monitor, by_exit):
+        assert state_of({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
 
 
 def test_jobs_without_a_submission_id_and_lone_surrogates_are_ignored() -> None:
@@ -280,9 +245,6 @@ def test_a_traceback_is_shortened_to_its_last_line() -> None:
     assert gist("Traceback (most recent call last):\n  File …\nValueError: no!\n.\n.\n") == "ValueError: no!"
     assert gist("first\nsecond") == "first"
     assert gist("\n") == ""
-
-
-# Free resources
 
 
 def test_only_the_resources_of_live_nodes_count() -> None:

@@ -56,9 +56,6 @@ def put(submissions: SubmissionDirs, name: str, content: object, token: str = "t
     Path(submissions.path(token), name).write_text(text)
 
 
-# Complete and private
-
-
 def test_launches_are_read_in_the_order_they_were_written(submissions: SubmissionDirs) -> None:
     other = launch(9, output="/x", split_stderr=True)
     submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (other, "/logs/9.1.log")])
@@ -96,9 +93,7 @@ def test_other_users_cannot_read_a_submission(submissions: SubmissionDirs, tmp_p
     assert modes == {"t": 0o700, **dict.fromkeys(("submission.json", "submitted", "0.lost", "0.started"), 0o600)}
 
 
-def test_a_submission_that_fails_on_a_full_disk_leaves_nothing_and_can_be_written_later(
-    submissions: SubmissionDirs,
-) -> None:
+def test_a_submission_that_fails_on_a_full_disk_can_be_written_later(submissions: SubmissionDirs) -> None:
     with full_disk(), pytest.raises(EnvironmentFault, match="cannot be used for cluster jobs"):
         submissions.write("t", [(launch(), "/log")])
     assert submissions.all() == []
@@ -106,7 +101,7 @@ def test_a_submission_that_fails_on_a_full_disk_leaves_nothing_and_can_be_writte
     assert submissions.all() == ["t"]
 
 
-def test_the_next_daemon_finds_all_submissions_and_removes_incomplete_ones(
+def test_the_next_daemon_finds_submissions_and_removes_partial_ones(
     submissions: SubmissionDirs, tmp_path: Path
 ) -> None:
     assert submissions.all() == []
@@ -117,7 +112,9 @@ def test_the_next_daemon_finds_all_submissions_and_removes_incomplete_ones(
     assert sorted(os.listdir(tmp_path / "shared/submissions")) == ["a", "b"]
 
 
-def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path: Path) -> None:
+def test_a_forgotten_submission_is_deleted_and_a_site_gives_it_one_id(
+    submissions: SubmissionDirs, tmp_path: Path
+) -> None:
     submissions.write("t", [(launch(), "/log")])
     put(submissions, "0.started", BEGAN)
     assert submissions.traces("t")
@@ -128,22 +125,13 @@ def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path
         submissions.read("t")
     submissions.write("t", [(launch(), "/log")])
     assert submissions.traces("t") == {}
-
-
-# Markers
-
-
-def test_a_submission_keeps_the_first_id_that_the_site_gave_it(submissions: SubmissionDirs) -> None:
-    submissions.write("t", [(launch(), "/log")])
     assert submissions.known_as("t") == ""
     submissions.mark_submitted("t", "17")
     submissions.mark_submitted("t", "18")
     assert submissions.known_as("t") == "17"
 
 
-def test_a_missing_folder_is_an_error_and_does_not_mean_that_nothing_has_started(
-    submissions: SubmissionDirs, tmp_path: Path
-) -> None:
+def test_a_missing_folder_does_not_mean_that_nothing_started(submissions: SubmissionDirs, tmp_path: Path) -> None:
     submissions.write("t", [(launch(), "/log")])
     (tmp_path / "shared").rename(tmp_path / "away")
     for ask in (submissions.traces, submissions.read, submissions.mark_submitted):
@@ -163,9 +151,7 @@ def test_an_element_voided_before_its_start_stays_void(submissions: SubmissionDi
 
 
 @pytest.mark.parametrize("content", [BEGAN, "", '{"at": 1'])
-def test_a_started_element_cannot_be_voided_even_if_its_record_is_incomplete(
-    submissions: SubmissionDirs, content: object
-) -> None:
+def test_a_started_element_cannot_be_voided_even_half_recorded(submissions: SubmissionDirs, content: object) -> None:
     submissions.write("t", [(launch(), "/log")])
     put(submissions, "0.started", content)
     assert not submissions.void("t", 0)
@@ -177,9 +163,6 @@ def test_voiding_that_fails_on_a_full_disk_can_be_repeated_later(submissions: Su
         submissions.void("t", 0)
     assert submissions.traces("t") == {}
     assert submissions.void("t", 0)
-
-
-# Traces
 
 
 def test_traces_contain_the_records_of_each_element(submissions: SubmissionDirs) -> None:
@@ -207,16 +190,12 @@ def test_an_incomplete_record_is_ignored(submissions: SubmissionDirs, content: s
     assert [trace.ended is not None for trace in submissions.traces("t").values()] == [True]
 
 
-def test_other_files_are_ignored(submissions: SubmissionDirs) -> None:
+def test_other_files_are_ignored_and_the_last_part_of_the_output_is_returned(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
     for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.started", "submitted"):
         put(submissions, name, ENDED)
     assert submissions.traces("t") == {}
-
-
-def test_only_the_last_part_of_the_sites_output_is_returned(submissions: SubmissionDirs) -> None:
-    submissions.write("t", [(launch(), "/log")])
-    assert submissions.output("t", 0) is None
+    assert submissions.output("t", 1) is None
     put(submissions, "0.out", "x" * 100_000 + "the end\n")
     output = submissions.output("t", 0)
     assert output is not None

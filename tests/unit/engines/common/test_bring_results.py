@@ -59,15 +59,12 @@ def test_a_changed_file_replaces_the_one_that_is_as_it_was_also_a_second_time(sn
         assert (snapshot.root / "results.csv").read_text() == text
 
 
-def test_a_file_that_changed_in_the_tree_too_is_not_overwritten(snapshot: Snapshot) -> None:
+def test_a_file_that_changed_or_is_new_in_the_tree_too_is_not_overwritten(snapshot: Snapshot) -> None:
     (snapshot.root / "results.csv").write_text("of the user\n")
     (snapshot.tree / "results.csv").write_text("of the job\n")
     assert snapshot.bring() == Brought(count=1, renamed=("results.csv.job-7",))
     assert (snapshot.root / "results.csv").read_text() == "of the user\n"
     assert (snapshot.root / "results.csv.job-7").read_text() == "of the job\n"
-
-
-def test_a_new_file_of_the_same_name_in_the_tree_is_not_overwritten(snapshot: Snapshot) -> None:
     (snapshot.root / "model.pt").write_text("of the user, longer")
     (snapshot.tree / "model.pt").write_text("of the job")
     assert snapshot.bring().renamed == ("model.pt.job-7",)

@@ -54,9 +54,7 @@ def word_of(tmp_path: Path, **changes: Any) -> str:
 
 @pytest.mark.parametrize("number", PASSING)
 @pytest.mark.parametrize("call", ["open", "chdir", "posix_spawn"])
-def test_a_limit_means_not_begun_and_leaves_no_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_a_limit_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     before = os.getcwd()
     with monkeypatch.context() as patched:
         if call == "open":
@@ -91,9 +89,7 @@ def test_any_other_error_is_the_job_s_own_failure(tmp_path: Path, monkeypatch: p
     assert "cannot be entered" in (tmp_path / "log").read_text()
 
 
-def test_an_unreadable_disk_on_the_path_hides_no_program_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_disk_on_the_path_hides_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", raising(errno.EIO, "/broken/"))
     word = word_of(tmp_path, command=("no-such-program",), environment={"PATH": f"/broken:{os.defpath}"})
     assert word == "unbegun-program-eio"
@@ -106,17 +102,13 @@ def test_an_unreadable_disk_on_the_path_hides_no_program_elsewhere(
     os.close(null)
 
 
-def test_a_full_disk_that_hides_the_reason_in_the_log_means_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_that_hides_the_reason_means_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "write", raising(errno.ENOSPC))
     assert word_of(tmp_path, directory="/no/such") == "unbegun-log-enospc"
 
 
 @pytest.mark.parametrize(("number", "is_own"), [(errno.EIO, True), (errno.EMFILE, False), (errno.ENOMEM, False)])
-def test_a_file_that_the_job_names_concerns_no_other_job_unless_the_system_lacks_something(
-    number: int, *, is_own: bool
-) -> None:
+def test_a_file_of_the_job_concerns_no_other_unless_the_system_lacks_something(number: int, *, is_own: bool) -> None:
     limit = limit_of(f"unbegun-input-{errno.errorcode[number].lower()}")
     assert limit is not None
     assert limit.is_own is is_own

@@ -38,9 +38,6 @@ def test_podman_is_given_the_cdi_names_that_the_machine_has(machine: Path) -> No
     )  # fmt: skip
     spec.write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "MIG-cc"}]}')
     assert device_options("podman", [MIG]) == (*NOTHING, "--device", "nvidia.com/gpu=MIG-cc")
-
-
-def test_podman_without_a_cdi_spec_says_how_to_make_one(machine: Path) -> None:
     (machine / "cdi" / "other.yaml").write_text("kind: vendor.com/net\ndevices:\n- name: GPU-aa\n")
     with pytest.raises(UserError, match="GPU-aa") as error:
         device_options("podman", NVIDIA)
@@ -51,10 +48,6 @@ def test_a_part_of_a_card_is_never_named_by_the_index_of_its_card(machine: Path)
     (machine / "cdi" / "nvidia.yaml").write_text('kind: nvidia.com/gpu\ndevices:\n- name: "0"\n')
     with pytest.raises(UserError, match="MIG-cc"):
         device_options("podman", [MIG])
-
-
-def test_docker_is_given_uuids() -> None:
-    assert device_options("docker", NVIDIA) == ("--gpus", '"device=GPU-aa,GPU-bb"')
 
 
 @pytest.mark.parametrize("tool", ["podman", "docker"])
@@ -76,7 +69,8 @@ def test_a_job_without_real_devices_gets_none_even_if_the_image_asks_for_all(too
     assert device_options(tool, devices) == NOTHING
 
 
-def test_apptainer_maps_the_devices_of_a_vendor() -> None:
+def test_apptainer_maps_the_devices_of_a_vendor_and_docker_is_given_uuids() -> None:
     assert device_options("apptainer", NVIDIA) == ("--nv",)
     assert device_options("apptainer", [AMD]) == ("--rocm",)
     assert device_options("apptainer", [SIMULATED]) == ()
+    assert device_options("docker", NVIDIA) == ("--gpus", '"device=GPU-aa,GPU-bb"')

@@ -43,18 +43,17 @@ def test_rootless_podman_keeps_the_user_and_takes_variables_by_name() -> None:
     )
 
 
-def test_docker_gets_the_users_numbers_and_groups() -> None:
+def test_docker_gets_the_users_numbers_and_groups_and_podman_of_root_too() -> None:
     line = command("docker")
     assert " --user 1000:1000 --group-add 44 " in line
     assert "userns" not in line
     assert " --init " in command("docker", has_init=False)
-
-
-def test_podman_without_an_init_and_podman_of_root() -> None:
     assert " --init " not in command("podman", has_init=False)
     line = command("podman", uid=0, gid=0, groups=(0, 44))
     assert "keep" not in line
     assert " --group-add 44 --user 0:0 " in line
+    assert " --interactive " not in command("docker")
+    assert " --interactive " in command("docker", has_stdin=True)
 
 
 def test_apptainer_is_given_mounts_and_the_folder_and_takes_the_environment_of_the_host() -> None:
@@ -69,11 +68,6 @@ def test_the_working_folder_is_not_mounted_over_a_mount_of_the_user_nor_over_the
     own = replace(PROGRAM.container, mounts=(Mount(source="/x", target="/home/anne/work"),))
     assert container_command(replace(PROGRAM, container=own)).count("--mount") == 1
     assert "--mount" not in container_command(replace(PROGRAM, container=replace(own, mounts=()), cwd="/"))
-
-
-def test_standard_input_is_passed_on_if_the_job_has_some() -> None:
-    assert " --interactive " not in command("docker")
-    assert " --interactive " in command("docker", has_stdin=True)
 
 
 @pytest.mark.parametrize("tool", ["podman", "docker"])

@@ -31,9 +31,12 @@ def problem(root: Path) -> str:
     return f"{caught.value} ({caught.value.hint})"
 
 
-def test_the_parent_of_the_daemons_own_child_is_used(tmp_path: Path) -> None:
+def test_the_parent_of_the_daemons_own_child_is_used_and_not_without_a_limit(tmp_path: Path) -> None:
     base = tree(tmp_path)
     assert find_delegated(root=tmp_path) == base
+    groups = JobCgroups("/queue", root=tmp_path)
+    assert groups.create("17.1", None) == ""
+    assert (base / "cgroup.subtree_control").read_text() == "", "nothing is changed"
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -77,16 +80,7 @@ def test_a_job_gets_a_group_with_its_limit_and_the_end_says_what_happened(tmp_pa
     assert groups.problems() == []
 
 
-def test_a_job_without_a_limit_gets_no_group(tmp_path: Path) -> None:
-    base = tree(tmp_path)
-    groups = JobCgroups("/queue", root=tmp_path)
-    assert groups.create("17.1", None) == ""
-    assert (base / "cgroup.subtree_control").read_text() == "", "nothing is changed"
-
-
-def test_without_delegation_jobs_run_without_and_it_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_delegation_jobs_run_and_it_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     groups = JobCgroups("/queue", root=tmp_path)
     assert groups.create("17.1", 512.0) == groups.create("18.1", 512.0) == ""
     (text,) = groups.problems()

@@ -22,9 +22,7 @@ def test_a_keeper_without_a_live_socket_is_gone(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES, errno.EAGAIN])
-def test_a_keeper_that_cannot_be_reached_is_not_taken_for_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
+def test_an_unreachable_keeper_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     """Otherwise its jobs would be started a second time."""
 
     def refuse(*_: object) -> None:

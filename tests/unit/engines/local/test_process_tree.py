@@ -13,9 +13,7 @@ ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_
 
 
 @pytest.mark.parametrize(("signum", "reached"), [(signal.SIGKILL, [10, 11, 12]), (signal.SIGTERM, [10])])
-def test_a_kill_is_repeated_until_no_new_process_is_found(
-    monkeypatch: pytest.MonkeyPatch, signum: int, reached: list[int]
-) -> None:
+def test_a_kill_is_repeated_for_new_processes(monkeypatch: pytest.MonkeyPatch, signum: int, reached: list[int]) -> None:
     """Each killed process has forked already; a signal that a process can catch is sent once."""
     rounds = iter([[10], [10, 11], [12], []])
     signalled: list[int] = []

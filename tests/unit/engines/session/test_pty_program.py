@@ -38,9 +38,7 @@ def test_a_process_that_the_system_refuses_is_started_later(
     assert capfd.readouterr().err.count(os.strerror(number)) == 1
 
 
-def test_a_terminal_that_the_system_refuses_is_opened_later(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_terminal_is_opened_later(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(pty_program, "_FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(pty, "openpty", failing_at_first(pty.openpty, errno.ENOSPC, 2))
     program = PtyProgram(["true"], dict(os.environ))

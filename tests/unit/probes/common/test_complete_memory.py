@@ -81,14 +81,11 @@ def test_integrated_gpus_have_the_memory_of_their_host(name: str) -> None:
 @pytest.mark.parametrize(
     "device",
     [
-        nvidia("NVIDIA GB102"),
-        nvidia("NVIDIA GB200"),
-        nvidia("NVIDIA H200"),
-        nvidia("NVIDIA GB10", fault="GPU is lost"),
-        Device(id="1", vendor=Vendor.AMD, name="Thor"),
+        nvidia("NVIDIA GB102"), nvidia("NVIDIA GB200"), nvidia("NVIDIA H200"),
+        nvidia("NVIDIA GB10", fault="GPU is lost"), Device(id="1", vendor=Vendor.AMD, name="Thor"),
         Device(id="1", vendor=Vendor.NVIDIA),
     ],
-)
+)  # fmt: skip
 def test_any_other_card_without_memory_figures_does_not_get_the_hosts(device: Device) -> None:
     assert memory_of(settled(device)) == (None, None, None)
 

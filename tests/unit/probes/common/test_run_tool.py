@@ -103,7 +103,7 @@ def test_endless_output_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch
     assert len(run_tool(["smi"], 30).stdout) < 1_000_000
 
 
-def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
+def test_a_tool_that_cannot_be_killed_starts_once(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = tmp_path / "starts"

@@ -60,9 +60,7 @@ def test_what_two_cards_share_is_read_from_their_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("online", "expected"), [("0", {"G0": 0, "G1": 0}), ("0-1", {}), (None, {})])
-def test_an_unknown_node_is_known_only_on_a_machine_with_one(
-    tmp_path: Path, online: str | None, expected: dict[str, int]
-) -> None:
+def test_an_unknown_node_is_the_only_one(tmp_path: Path, online: str | None, expected: dict[str, int]) -> None:
     if online is not None:
         (tmp_path / "sys/devices/system/node").mkdir(parents=True)
         (tmp_path / "sys/devices/system/node/online").write_text(f"{online}\n")
@@ -142,9 +140,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (Vendor.AMD, "rocm-smi", ROCM, LinkKind.XGMI),
     ],
 )
-def test_vendors_tools_are_asked_where_there_is_no_library(
-    vendor: Vendor, tool: str, prints: str, kind: LinkKind, tools: Path
-) -> None:
+def test_tools_are_asked_without_a_library(vendor: Vendor, tool: str, prints: str, kind: LinkKind, tools: Path) -> None:
     install(tools, tool, prints)
     assert read_local_links(cards(vendor, 2), tools.parent).kind("G0", "G1") is kind
 
