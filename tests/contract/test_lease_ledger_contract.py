@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import pytest
@@ -43,21 +42,6 @@ left.leave()
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-class Place(Protocol):
-    def ledger(self) -> LeaseLedger:
-        """Return the ledger of another daemon."""
-
-    def inherit(self, held: HeldClaim) -> int:
-        """Start a process that inherits the lease, and return its pid."""
-
-    def kill(self, pid: int) -> None: ...
-
-    def die(self) -> int:
-        """Kill a daemon that held SIM-0 and a ticket. Return the pid of the process to which it handed SIM-1."""
-
-    def snapshot(self) -> Snapshot: ...
 
 
 class FolderPlace:
@@ -138,6 +122,9 @@ class SimulatedPlace:
 
     def snapshot(self) -> Snapshot:
         return self._world.snapshot()
+
+
+Place = FolderPlace | SimulatedPlace
 
 
 @pytest.fixture(params=["folder", "simulated"])
@@ -270,7 +257,6 @@ def part(device_id: str, memory_mb: float) -> Share:
 
 
 def test_an_amended_lease_has_the_new_shares_while_it_lives(place: Place) -> None:
-    # An amended lease has the new shares.
     mine, other = place.ledger(), place.ledger()
     [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     shares = (part("SIM-0", 512.0),)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -27,27 +26,6 @@ from tests.simulation.world import World
 
 DEADLINE_S = 90.0
 HELD_MB, CARD_MB = 8192.0, 24_576.0
-
-
-class Place(Protocol):
-    """One device of 24 GB, and an attempt that holds 8 GB of it."""
-
-    def attempt(self) -> Attempt: ...
-
-    def suspender(self) -> Suspender:
-        """Return the suspender of another daemon."""
-
-    def next_result(self, suspender: Suspender) -> SuspendResult:
-        """Wait for the next result and return it."""
-
-    def used_mb(self) -> float: ...
-
-    def fill(self, megabytes: float) -> None:
-        """Make a foreign process use exactly this much of the device."""
-
-    def kill(self, attempt: Attempt) -> None: ...
-
-    def snapshot(self) -> Snapshot: ...
 
 
 class LocalPlace:
@@ -154,6 +132,9 @@ class SimulatedPlace:
 
     def snapshot(self) -> Snapshot:
         return self._world.snapshot()
+
+
+Place = LocalPlace | SimulatedPlace  # Of one device of 24 GB, and an attempt that holds 8 GB of it.
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -132,7 +132,7 @@ FAULTS = (
         old="key=lambda ticket: (-ticket.priority, ticket.since, ticket.id)",
         new="key=lambda ticket: (ticket.priority, ticket.since, ticket.id)",
         breaks="Scripts of low priority are served before scripts of high priority.",
-        near=("tests/unit/policy/test_placement_queue.py",),
+        near=("tests/unit/policy/test_placement.py",),
     ),
     # Free memory of devices
     Fault(
@@ -393,7 +393,7 @@ FAULTS = (
         old="if drain.device_id in (device.id, device.parent))",
         new="if drain.device_id == device.id)",
         breaks="Jobs go on starting on the MIG parts of a card that was drained.",
-        near=("tests/unit/policy/test_closed_devices.py",),
+        near=("tests/unit/policy/test_device_health.py",),
     ),
     Fault(
         id="core-cleared-device-stays-faulty",

@@ -72,8 +72,7 @@ def test_phases_are_summed_up_and_compared() -> None:
     assert (run.attempts[0].ended_at or 0) - (run.attempts[0].started_at or 0) == 10.5
     alone = phase("alone", 90.0, result("vit-0", "a"), result("t5-0", "b"))
     summary = summarize(phase("first", 30.0, result("vit-0", "a"), result("t5-0", "other")), alone)
-    assert summary.times_faster == 3.0
-    assert summary.same_results == 1
+    assert (summary.times_faster, summary.same_results) == (3.0, 1)
     assert summary.other_results == ["t5-0"], "a phase is compared with the same runs alone"
     alone = phase("alone", 90.0, result("vit-0", "a"))
     ended = summarize(phase("first", 30.0, result("vit-0", "", "cancelled"), is_complete=False), alone)

@@ -36,7 +36,6 @@ def test_the_default_is_the_platforms_directory(
 
 
 def test_absolute_directories_and_gpuyard_home_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An absolute xdg directory is used.
     monkeypatch.setenv("XDG_CONFIG_HOME", "/x/config")
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
     assert (config_dir(), state_dir()) == (Path("/x/config/gpuyard"), Path("/x/state/gpuyard"))

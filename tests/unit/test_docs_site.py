@@ -41,7 +41,6 @@ def prepared(project: Path, page: str) -> str:
 
 
 def test_links_are_adapted_to_the_site(project: Path) -> None:
-    # The links of a page at the root are adapted to its place on the site.
     unchanged = ["[mail](mailto:a@b.c), [web](https://a.b/c#d), [here](#d)", "```python\ncalls[0](event)\n```"]
     changed = {
         "[a](docs/how-to/queue.md#submit)": "[a](../how-to/queue.md#submit)",
@@ -70,7 +69,6 @@ def test_the_site_has_no_internals_and_shows_links_to_them_as_text(project: Path
 
 
 def test_links_to_missing_files_and_images_are_problems(project: Path) -> None:
-    # A link to a missing file is a problem.
     for page in ("README.md", "ARCHITECTURE.md", "docs/how-to/queue.md"):
         add(project, page, "[gone](gone.md)\n")
     add(project, "docs/adr/index.md", "![gone](gone.png)\n")

@@ -40,7 +40,6 @@ def test_pipx_is_recognised_by_its_metadata_file_and_the_environment_is_named(tm
 
 
 def test_tools_and_pip_are_recognised_by_what_they_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Pip is run by the interpreter of the environment.
     record(monkeypatch, INSTALLER="pip\n")
     found = find_installation(str(tmp_path), "/opt/my env/bin/python")
     assert found.upgrade == "'/opt/my env/bin/python' -m pip install --upgrade gpuyard"

@@ -38,7 +38,6 @@ def test_the_named_tests_exist() -> None:
 
 
 def test_attacks_are_many_current_and_their_limits_said() -> None:
-    # The page of attacks is current.
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.hostile.catalogue --write`"
     attacks = load_attacks()
     assert len(attacks) >= 75

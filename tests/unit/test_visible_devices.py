@@ -73,7 +73,6 @@ def test_a_device_without_an_nvidia_uuid_is_named_by_number(device_id: str, by_u
 
 
 def test_devices_of_other_vendors_have_variables_of_their_own() -> None:
-    # A rocm program sees its devices despite an inherited hip variable.
     chosen = [device(Vendor.AMD, "GPU-11", 1), device(Vendor.AMD, "amd-3", 3)]
     assert visible_variables(chosen, machine(*chosen)) == {
         "ROCR_VISIBLE_DEVICES": "GPU-11,3",
@@ -172,7 +171,6 @@ def test_devices_have_the_numbers_that_cuda_uses_in_this_process(
 
 
 def test_integers_count_as_the_driver_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Integers given by the user count unusable cards.
     snapshot = machine(device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost"), *NVIDIA[1:])
     assert [each.id for each in named_visible("2", snapshot)] == ["GPU-cc"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")

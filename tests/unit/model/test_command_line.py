@@ -15,22 +15,6 @@ from gpuyard.model.submission import Submission, SubmissionRequest, parse_submis
 COMMAND = ("python", "train.py", "--lr", "3e-4", "--seed=1", "--verbose", "data.csv", "model.width=64")
 
 
-@pytest.mark.parametrize(
-    ("line", "command"),
-    [
-        ("python a.py --lr 1", ("python", "a.py", "--lr", "1")),
-        ("python a.py 'two words'", ("python", "a.py", "two words")),
-        ("python a.py --lr {lr}", ("python", "a.py", "--lr", "{lr}")),
-        ("python a.py && python b.py", ("/bin/sh", "-c", "python a.py && python b.py")),
-        ("LR=1 python a.py", ("/bin/sh", "-c", "LR=1 python a.py")),
-        ("echo {1..3}", ("/bin/sh", "-c", "echo {1..3}")),
-        ("a | b > c", ("/bin/sh", "-c", "a | b > c")),
-    ],
-)
-def test_only_a_line_with_shell_syntax_needs_a_shell(line: str, command: tuple[str, ...]) -> None:
-    assert read_line(line) == command
-
-
 @example("a='")
 @given(st.text(st.sampled_from("ab-=/.'\" \t\r\v\x1f\xa0é"), max_size=12))
 def test_other_lines_are_split_like_those_of_a_shell(line: str) -> None:

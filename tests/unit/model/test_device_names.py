@@ -74,7 +74,6 @@ def test_on_a_machine_with_one_vendor_a_need_stays_as_it_is(snapshot: Snapshot) 
 
 
 def test_only_a_configured_and_allowed_vendor_is_the_default() -> None:
-    # A configured vendor that the machine lacks is not replaced.
     need, found = choose_vendor(Need(), [GREEN], machine(GREEN), preferred=Vendor.AMD)
     with pytest.raises(UserError, match=r"(?m)1 amd GPU needed, but only 0 can be used$"):
         check_possible(need, found, machine(GREEN))

@@ -269,7 +269,6 @@ def test_figures_and_warnings_are_no_errors(output: str) -> None:
 
 
 def test_standard_error_and_late_causes_count_first() -> None:
-    # Standard error counts first and a cause before a message.
     assert find_error_line(["ValueError: a\n", "KeyError: b\n"]) == "ValueError: a"
     assert find_error_line(["train.py: error: see the log\n", "KeyError: b\n"]) == "KeyError: b"
     # An error that scrolled far away does not count.

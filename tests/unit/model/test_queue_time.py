@@ -118,7 +118,6 @@ def test_a_machine_that_boots_in_1970_and_is_corrected_shows_true_times_of_both_
 
 
 def test_a_daemon_without_a_known_boot_continues_by_the_wall_clock() -> None:
-    # A daemon that does not know its boot continues by the wall clock.
     before = start_queue_time(None, "", 500.0, NOW, None)
     after = start_queue_time(before, "", 20.0, NOW + 600.0, NOW + 10.0)
     assert after.offset + 20.0 == pytest.approx(NOW + 600.0)

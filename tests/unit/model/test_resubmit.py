@@ -63,7 +63,6 @@ def test_changed_options_replace_and_null_options_remove_the_old() -> None:
 
 
 def test_a_resubmission_elsewhere_drops_options_that_do_not_fit() -> None:
-    # A resubmission without gpus drops all gpu options.
     again = resubmission(job(submitted(**TYPED).spec), None, {"gpus": 0})
     assert (again.spec.need.devices, again.spec.need.required_mb, again.devices) == (0, None, None)
     # A resubmission to a cluster drops options of this machine.

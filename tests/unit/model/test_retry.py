@@ -31,7 +31,6 @@ def job(retries: int = 0, failures: int = 0, **options: Any) -> Job:
 
 
 def test_what_uses_up_no_retry() -> None:
-    # Success and cancellation are final and use up no retry.
     for kind, event in ((OutcomeKind.SUCCEEDED, JobEvent.SUCCEED), (OutcomeKind.CANCELLED, JobEvent.CANCEL)):
         verdict = judge(job(retries=3), Outcome(kind=kind))
         assert (verdict.event, verdict.counts) == (event, False)
@@ -59,8 +58,7 @@ def test_a_job_has_one_attempt_more_than_retries(kind: OutcomeKind) -> None:
 
 def test_the_text_says_when_the_retry_comes() -> None:
     verdict = judge(job(retries=3, failures=2), Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1"))
-    assert verdict.delay_s == 4.0
-    assert verdict.text == "exit status 1; retry 3 of 3 after 4s"
+    assert (verdict.delay_s, verdict.text) == (4.0, "exit status 1; retry 3 of 3 after 4s")
     assert "retry 1 of 1 at once" in judge(job(retries=1), Outcome(kind=OutcomeKind.TIMED_OUT)).text
     slow = job(retries=3, failures=1, retry_delay_s=30.0)
     assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).delay_s == 60.0
@@ -94,7 +92,6 @@ def test_a_job_is_retried_after_named_causes(kind: OutcomeKind, named: set[Retry
 
 
 def test_a_shortage_that_is_not_retried_fails_with_its_reason() -> None:
-    # A job that is not retried after running out of memory fails.
     verdict = judge_shortage(job(retries=3, retry_on=(RetryCause.FAILED,)), SHORT, Growth(count=1))
     assert (verdict.event, verdict.growth) == (JobEvent.FAIL, None)
     assert verdict.text == "CUDA out of memory; not retried (--retry-on failed)"

@@ -13,8 +13,7 @@ def test_kinds_of_selection_can_be_combined() -> None:
     assert parse_selection("all").is_all
     assert parse_selection("5-5").ranges == ((5, 5),), "all kinds of selection can be combined"
     chosen = parse_selection("state=failed,cancelled,tag=a,b 17,20-22 user=ann since=2h30m")
-    assert chosen.states == (JobState.FAILED, JobState.CANCELLED)
-    assert chosen.tags == ("a", "b")
+    assert (chosen.states, chosen.tags) == ((JobState.FAILED, JobState.CANCELLED), ("a", "b"))
     assert chosen.ranges == ((17, 17), (20, 22))
     assert (chosen.users, chosen.since) == (("ann",), "2h30m"), "after a comma a value belongs to the key before it"
     assert describe_conditions(chosen) == "state=failed,cancelled tag=a,b user=ann since=2h30m"

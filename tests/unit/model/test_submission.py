@@ -165,7 +165,6 @@ def test_an_invalid_value_is_reported_with_its_option(options: dict[str, Any], m
 
 
 def test_mistakes_quote_no_secrets_and_name_choices() -> None:
-    # An unknown choice is answered with the valid ones.
     with pytest.raises(UserError) as caught:
         submit(vendor="voodoo")
     assert caught.value.hint == "it can be nvidia, amd, intel, apple, simulated"
@@ -178,7 +177,6 @@ def test_mistakes_quote_no_secrets_and_name_choices() -> None:
 
 
 def test_a_submission_needs_a_folder_and_one_kind_of_command() -> None:
-    # A relative directory is refused.
     with pytest.raises(UserError, match="'data' is not an absolute path"):
         parse_submission(SubmissionRequest(cwd="data", environment={}, command=("true",)))
     # A submission without a command is refused.
@@ -231,7 +229,6 @@ def test_a_sweep_has_a_job_for_each_combination() -> None:
 
 
 def test_sweeps_may_be_single_and_are_checked() -> None:
-    # A single sweep need not be in a list.
     assert [element.values for element in submit("run", "{lr}", sweep="lr=1,2").elements] == [{"lr": "1"}, {"lr": "2"}]
     # A sweep rejects repeated names and reversed ranges.
     with pytest.raises(UserError, match="'lr=2' is not a sweep"):
@@ -262,7 +259,6 @@ def test_too_many_jobs_are_refused_before_they_are_created(options: dict[str, An
 
 
 def test_lists_and_tables_have_a_job_on_each_line() -> None:
-    # A list has a command on each line.
     found = listed("# first\npython a.py --x 'two words'\r\n\n   python b.py\n#last")
     assert [element.command for element in found] == [("python", "a.py", "--x", "two words"), ("python", "b.py")]
     assert listed("run a\x0cb\u2028c")[0].command == ("run", "a\x0cb\u2028c"), "only a new line ends a command"
@@ -280,14 +276,16 @@ def test_lists_and_tables_have_a_job_on_each_line() -> None:
     "line",
     [
         "a | b", "a && b", "a; b", "a > out", "a < in", "echo $HOME", "echo `id`", "ls *.py", "ls ?", "ls [ab]",
-        "(cd x)", "echo a\\ b", "A=1 run", "cp ~/x .", "echo {a,b}", "run # note", "! run",
+        "echo {1..3}", "(cd x)", "echo a\\ b", "A=1 run", "cp ~/x .", "echo {a,b}", "run # note", "! run",
     ],
 )  # fmt: skip
 def test_a_line_with_shell_syntax_runs_in_a_shell(line: str) -> None:
     assert listed(line) == [ArrayElement(command=("/bin/sh", "-c", line))]
 
 
-@pytest.mark.parametrize("line", ["run --lr=1e-3", "run a,b:c@d%e+f^g", 'run "a b"', "run -x /p/q.r_s"])
+@pytest.mark.parametrize(
+    "line", ["run --lr=1e-3", "run a,b:c@d%e+f^g", 'run "a b"', "run -x /p/q.r_s", "run --lr {lr}"]
+)
 def test_a_line_of_plain_arguments_needs_no_shell(line: str) -> None:
     assert listed(line)[0].command is not None
     assert listed(line)[0].command[0] == "run"  # type: ignore[index]
@@ -318,7 +316,6 @@ def test_an_invalid_table_is_reported_with_its_line(text: str, message: str) -> 
 
 
 def test_placeholders_are_filled_in_and_other_braces_stay() -> None:
-    # Placeholders are filled in everywhere.
     assert argv_of(ArrayElement(index=7), "run", "--out=part-{index}-{index}", "{index}") == (
         "run",
         "--out=part-7-7",
@@ -358,7 +355,6 @@ def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates(
 
 
 def test_what_is_a_batch() -> None:
-    # A run of a batch is known by its index.
     elements = list(submit(concurrency="2", sweep=["index=3-4"]).elements)
     assert [(element.index, element.values) for element in elements] == [(3, {"index": "3"}), (4, {"index": "4"})]
     assert [element.index for element in submit(concurrency="2", sweep=["seed=3-4"]).elements] == [None, None]

@@ -96,7 +96,6 @@ AXES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(
 
 
 def test_samples_are_of_all_combinations() -> None:
-    # The last name varies fastest.
     axes = parse_axes(["lr=1,2", "seed=0..1"])
     assert [tuple(point.values()) for point in all_points(axes)] == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
     axes = parse_axes(["x=0..9", "y=0..9"])

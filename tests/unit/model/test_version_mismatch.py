@@ -50,14 +50,3 @@ def test_versions_without_an_order_are_newer_in_neither_direction(one: str, othe
 def test_every_version_can_be_put_in_order() -> None:
     assert is_newer("0.2.0", None), "every version is newer than a daemon that reports none"
     assert is_newer(f"{__version__}.post1", __version__), "our own version can be put in order"
-
-
-@pytest.mark.parametrize(("one", "other"), [("0.2.0", "0.2.0"), ("0.2.0+a", "0.2.0+b")])
-def test_neither_of_two_equal_versions_restarts_the_others_daemon(one: str, other: str) -> None:
-    assert not is_newer(one, other)
-    assert not is_newer(other, one)
-
-
-@given(VERSIONS, VERSIONS)
-def test_of_two_versions_used_in_turn_at_most_one_restarts_the_others_daemon(one: str, other: str) -> None:
-    assert not (is_newer(one, other) and is_newer(other, one))

@@ -64,7 +64,6 @@ def test_other_text_is_no_progress(text: str) -> None:
 
 
 def test_epochs_count_with_their_steps() -> None:
-    # A bare heading of an epoch counts those before it once steps were seen.
     assert read("Epoch 1/4\n") == (0, 4, "epoch")
     assert read("Epoch 1/4\n", "step 5/10\n") == (0.5, 4, "epoch")
     assert read("Epoch 1/4\nstep 10/10\n", "Epoch 2/4\n") == (1, 4, "epoch")
@@ -76,7 +75,6 @@ def test_epochs_count_with_their_steps() -> None:
 
 
 def test_bars_count_from_outside() -> None:
-    # Of bars one after the other the last one counts.
     loading = "\rload: 97%|███▉| 97/100 [00:01<00:00, 90it/s]\n"
     assert read(loading, "\rtrain:  5%|▏| 5/100 [00:01<00:20, 5it/s]") == (5, 100, "step")
     outer = "\rall:  25%|██▌ | 1/4 [00:01<00:03,  1.0s/it]"
@@ -173,8 +171,7 @@ def test_the_whole_output_is_read_as_done(name: str, kind: str) -> None:
         assert amount is None
         return
     assert amount is not None
-    assert amount.unit == MIDDLE[name][2]
-    assert amount.done == (4 if amount.total is None else amount.total)
+    assert (amount.unit, amount.done) == (MIDDLE[name][2], 4 if amount.total is None else amount.total)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -1,24 +1,15 @@
 """How programs say that they ran out of memory, a line each, with what is to be made of it; and what only sounds so."""
 
+from typing import Any
+
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
 
 DEVICE, HOST = ShortageKind.DEVICE, ShortageKind.HOST
 GB = 1024.0
 
 
-def device(
-    framework: str,
-    *,
-    asked_mb: float,
-    free_mb: float | None = None,
-    total_mb: float | None = None,
-    held_mb: float | None = None,
-    device_index: int | None = None,
-) -> Shortage:
-    return Shortage(
-        where=DEVICE, says="", framework=framework, asked_mb=asked_mb, free_mb=free_mb, total_mb=total_mb,
-        held_mb=held_mb, device_index=device_index,
-    )  # fmt: skip
+def device(framework: str, **figures: Any) -> Shortage:
+    return Shortage(where=DEVICE, says="", framework=framework, **figures)
 
 
 def host(framework: str, *, asked_mb: float) -> Shortage:

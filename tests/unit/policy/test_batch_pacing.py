@@ -158,7 +158,6 @@ def test_memory_is_judged_by_the_worse_of_now_and_of_late() -> None:
 
 
 def test_use_counts_before_it_is_measured() -> None:
-    # Memory that runs have not taken yet counts as taken.
     reading = Seen(at=10.0, ram=4 * GB)
     assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=2 * GB)))
     (reason,) = pace_refusals(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=3 * GB)), 10.0)
@@ -170,7 +169,6 @@ def test_use_counts_before_it_is_measured() -> None:
 
 
 def test_load_counts_before_averages_show_it() -> None:
-    # Load that averages do not show yet holds the next run back and closes no gate.
     bound = PACE.max_cpu_percent or 0.0
     reading = Seen(at=10.0, cpu=bound - 10.0)
     assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(cpu_percent=10.0)))
@@ -205,7 +203,6 @@ def test_a_device_is_charged_one_more_run(need: Need, promises: list[PromisedSha
 
 
 def test_a_device_is_charged_foreign_memory_and_one_of_unknown_size_nothing() -> None:
-    # Memory of foreign processes is charged too.
     assert charged_on(DeviceState(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
     # A device of unknown size is charged nothing.
     bare = card(0, used=None, memory_total_mb=None)
@@ -274,7 +271,6 @@ def test_a_lower_bound_of_the_used_memory_closes_its_gate() -> None:
 
 
 def test_which_bounds_are_missed() -> None:
-    # A figure is known where one device gives it.
     blind, seeing = card(0, None, utilization_percent=None), card(1)
     snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(blind, seeing))
     assert not list(unreadable_bounds(PACE, update_pace(PaceState(), PACE, snapshot, NOTHING, 1.0), has_devices=True))

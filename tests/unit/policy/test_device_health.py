@@ -1,41 +1,24 @@
 """Which figures are faults, which are alarms, and what clearing a device accepts."""
 
 import pytest
+from msgspec.structs import replace
 
-from gpuyard.model.lease import FixedMemory, Need, WholeDevice
-from gpuyard.model.machine_snapshot import (
-    Device,
-    HealthFigures,
-    HealthMark,
-    Host,
-    IssueKind,
-    Snapshot,
-    Throttle,
-    Vendor,
-    XidEvent,
-)
+from gpuyard.model.lease import Drain, FixedMemory, Need, WholeDevice
+from gpuyard.model.machine_snapshot import Device, HealthFigures, HealthMark, IssueKind, Snapshot, Throttle, XidEvent
 from gpuyard.policy.device_health import XIDS, Severity, closed_devices, device_issues, find_issues, first_faults
 from gpuyard.policy.machine import Machine
 from gpuyard.policy.placement import choose
+from gpuyard.policy.plan import decide
 from gpuyard.policy.wait_reasons import ReasonKind
+from gpuyard.policy.world import World
+from tests.unit.policy.test_placement import GB, card, devices_of, lease, machine, on_cards, shared
+from tests.unit.policy.test_planner import queue, started, view, waiting_job
 
-GB = 1024.0
 NARROW = HealthFigures(link_width=8, link_width_max=16)
 
 
-def card(index: int = 0, health: HealthFigures | None = None, parent: str | None = None) -> Device:
-    return Device(
-        id=f"G{index}", vendor=Vendor.NVIDIA, index=index, memory_total_mb=24 * GB, memory_used_mb=0.0,
-        memory_free_mb=24 * GB, utilization_percent=0.0, processes=(), health=health, parent=parent,
-    )  # fmt: skip
-
-
-def snapshot(*devices: Device) -> Snapshot:
-    return Snapshot(taken_at=0.0, host=Host(), devices=devices)
-
-
 def judged(health: HealthFigures | None, *marks: HealthMark) -> list[tuple[IssueKind, Severity]]:
-    return [(issue.kind, issue.severity) for issue in find_issues(card(health=health), marks)]
+    return [(issue.kind, issue.severity) for issue in find_issues(card(0, health=health), marks)]
 
 
 def mark(kind: IssueKind | None = None, since: float = 100.0, **fields: object) -> HealthMark:
@@ -62,7 +45,7 @@ def xids(*codes: int, at: float = 100.0) -> HealthFigures:
 )
 def test_each_figure_has_a_severity_and_a_remedy(health: HealthFigures, kind: IssueKind, severity: Severity) -> None:
     assert judged(health) == [(kind, severity)]
-    (issue,) = find_issues(card(health=health), ())
+    (issue,) = find_issues(card(0, health=health), ())
     assert issue.remedy
 
 
@@ -89,10 +72,10 @@ def test_the_xids_of_programs_are_not_those_of_cards() -> None:
 
 def test_marks_say_since_when_and_do_not_outlast_their_figure() -> None:
     assert judged(None, mark(IssueKind.XID, xid=79)) == [(IssueKind.XID, Severity.FAULT)]
-    (issue,) = find_issues(card(health=xids(79, at=200.0)), [mark(IssueKind.XID, xid=79)])
+    (issue,) = find_issues(card(0, health=xids(79, at=200.0)), [mark(IssueKind.XID, xid=79)])
     assert issue.since == 100.0, "a recorded Xid is a fault although this process saw no event"
     noted = mark(IssueKind.ECC)
-    (issue,) = find_issues(card(health=HealthFigures(ecc_uncorrected=1)), [noted])
+    (issue,) = find_issues(card(0, health=HealthFigures(ecc_uncorrected=1)), [noted])
     assert issue.since == 100.0, "a mark of a figure says since when and does not outlast the figure"
     assert judged(HealthFigures(ecc_uncorrected=0), noted) == []
     # A link that lost lanes is a fault until it has them again.
@@ -116,12 +99,11 @@ def test_clearing_accepts_what_was_and_not_what_gets_worse() -> None:
 
 
 def test_faults_come_first_reach_parts_and_have_a_remedy() -> None:
-    # What is wrong with a card is wrong with its parts and not with others.
-    seen = snapshot(card(0, HealthFigures(ecc_uncorrected=1)), card(1), card(2, parent="G0"))
+    seen = machine(card(0, health=HealthFigures(ecc_uncorrected=1)), card(1), card(2, parent="G0"))
     assert first_faults(device_issues(seen, ())).keys() == {"G0", "G2"}
     health = HealthFigures(throttle=(Throttle.SW_THERMAL,), ecc_uncorrected=1)
     assert [severity for _, severity in judged(health)] == [Severity.FAULT, Severity.ALARM], "faults come before alarms"
-    seen = snapshot(card(0, xids(79)))
+    seen = machine(card(0, health=xids(79)))
     reason = closed_devices(seen, (), ())["G0"]
     assert reason.kind is ReasonKind.UNHEALTHY
     assert "Xid 79" in reason.text
@@ -131,14 +113,57 @@ def test_faults_come_first_reach_parts_and_have_a_remedy() -> None:
 @pytest.mark.parametrize("memory", [FixedMemory(2 * GB), WholeDevice(2 * GB)])
 def test_a_faulty_device_gets_no_work_and_a_hot_one_last(memory: FixedMemory | WholeDevice) -> None:
     need = Need(memory=memory)
-    hot = card(0, HealthFigures(throttle=(Throttle.HW_THERMAL,)))
-    broken = card(1, HealthFigures(ecc_uncorrected=1))
+    hot = card(0, health=HealthFigures(throttle=(Throttle.HW_THERMAL,)))
+    broken = card(1, health=HealthFigures(ecc_uncorrected=1))
 
-    def place(*devices: Device) -> list[str]:
-        seen = snapshot(*devices)
-        choice = choose(need, Machine(now=0.0, snapshot=seen, closed=closed_devices(seen, (), ())))
-        return [] if choice.claim is None else [share.device_id for share in choice.claim.shares]
+    def place(*devices: Device) -> tuple[str, ...]:
+        return devices_of(choose(need, on_cards(*devices, closed=closed_devices(machine(*devices), (), ()))))
 
-    assert place(hot, broken, card(2)) == ["G2"]
-    assert place(hot, broken) == ["G0"]
-    assert place(broken) == []
+    assert place(hot, broken, card(2)) == ("G2",)
+    assert place(hot, broken) == ("G0",)
+    assert place(broken) == ()
+
+
+DRAIN = Drain(device_id="G0", uid=1000, user="ann", since=0.0, reason="ECC errors")
+
+
+def closed_view(seen: Snapshot, *drains: Drain, banned: tuple[str, ...] = ()) -> Machine:
+    return Machine(now=0.0, snapshot=seen, closed=closed_devices(seen, drains, banned))
+
+
+def with_drain(planner_view: World) -> World:
+    machine = planner_view.machine
+    return replace(planner_view, machine=replace(machine, closed=closed_devices(machine.snapshot, [DRAIN], ())))
+
+
+def test_a_closed_device_gets_no_work_nor_do_its_parts() -> None:
+    assert devices_of(choose(Need(), closed_view(machine(card(0), card(1)), DRAIN))) == ("G1",)
+    assert devices_of(choose(shared(GB), closed_view(machine(card(0), card(1)), banned=("G0",)))) == ("G1",)
+    # The drain or ban of a card holds for its parts.
+    parts = [replace(card(number), parent="G0") for number in (1, 2)]
+    seen = machine(card(0), *parts, card(3))
+    assert devices_of(choose(Need(), closed_view(seen, DRAIN))) == ("G3",)
+    assert devices_of(choose(Need(), closed_view(seen, banned=("G0",)))) == ("G3",)
+
+
+def test_the_reason_names_the_user_the_time_and_why() -> None:
+    choice = choose(Need(only=("G0",)), closed_view(machine(card(0), card(1)), DRAIN))
+    assert choice.claim is None
+    reason = next(each for each in choice.reasons if each.device_id == "G0")
+    assert reason.kind is ReasonKind.CLOSED
+    assert reason.text.startswith("drained by ann since 1970-01-01 ")
+    assert reason.text.endswith(": ECC errors")
+    assert "gpuyard devices undrain" in reason.remedy
+
+
+def test_jobs_wait_resume_and_preempt_around_a_drained_device() -> None:
+    plan = decide(with_drain(view(queue(1, Need(devices=2)), queue(2, Need()), on=2)))
+    assert started(plan) == {2: ("G1",)}, "a job that waits for a drained device keeps no other device free"
+    assert ReasonKind.CLOSED in {reason.kind for reason in waiting_job(plan, 1).reasons}
+    # A suspended job resumes on its drained device.
+    resumed = queue(-7, replace(shared(GB), only=("G0",), is_resumed=True), 7, resumes=True)
+    assert started(decide(with_drain(view(resumed, queue(2, shared(GB)), on=1)))) == {7: ("G0",)}
+    # No job is preempted on a drained device.
+    urgent = queue(1, Need(), priority=100, preempts=True)
+    plan = decide(with_drain(view(urgent, on=1, leases=[lease("a", "G0")])))
+    assert (plan.starts, plan.preempts, plan.head) == ((), (), waiting_job(plan, 1))

@@ -97,7 +97,6 @@ def test_a_step_submits_a_limited_number_and_the_next_step_the_rest(monkeypatch:
 
 
 def test_an_engine_in_trouble_or_a_paused_queue_gets_no_jobs() -> None:
-    # An unreachable engine gets no jobs and gives the reason.
     queue = filled(1, 2)
     plan = queue.plan({"yonder": Offer(trouble="yonder cannot be reached: connection refused")})
     assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.ENGINE})
@@ -126,7 +125,6 @@ def test_an_engine_in_trouble_or_a_paused_queue_gets_no_jobs() -> None:
 
 
 def test_engines_have_limits_and_buffers() -> None:
-    # The job limit of an engine counts the jobs it already has.
     queue = filled(1, 2, 3)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
     assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.LIMIT})
@@ -160,7 +158,6 @@ def test_arrays_are_handed_over_whole_whatever_is_buffered() -> None:
 
 
 def test_limits_of_tags_and_arrays_hold() -> None:
-    # The limit of a tag counts local and cluster jobs.
     queue = filled(1, 2, 3, tag="night")
     queue.add(4)
     plan = queue.plan(tags={"night": 3}, running=[running(90, "night"), running(91, "day")])

@@ -57,7 +57,6 @@ def test_durations_are_learned_as_least_mean_and_most(runs: list[float]) -> None
 
 
 def test_what_a_run_teaches_about_time() -> None:
-    # The last durations are kept.
     profile = after_runs(*[1000.0] * 5, *[10.0] * KEPT_DURATIONS)
     assert (profile.count, profile.durations_s) == (5 + KEPT_DURATIONS, (10.0,) * KEPT_DURATIONS)
     # A run that was cut short says nothing about time.
@@ -119,7 +118,6 @@ def test_memory_that_was_not_enough_is_never_estimated_again(runs: list[float], 
 
 
 def test_a_run_teaches_no_more_memory_than_it_showed() -> None:
-    # A run that was cut short proves only that it needs at least so much.
     before = learned(4000.0, 4000.0)
     assert memory_estimate(learn(before, FinishedRun(peak_mb=100.0, is_whole=False))) == memory_estimate(before)
     assert given_to(learn(before, FinishedRun(peak_mb=9000.0, is_whole=False))) > 9000.0

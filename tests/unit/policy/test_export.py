@@ -73,6 +73,5 @@ def test_an_export_lists_what_only_gpuyard_does(spec: dict[str, object], what: N
 
 
 def test_the_plain_omissions_are_listed_and_described() -> None:
-    # A plain job lists only what no export contains.
     assert packed().stays == (NotExported.ENVIRONMENT, NotExported.GROWTH)
     assert all(each.description for each in NotExported), "each omission has a description"

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, WholeDevice
-from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.policy.foreign_load import (
     NO_FOREIGN_LOAD,
     ForeignLoad,
@@ -15,8 +15,8 @@ from gpuyard.policy.foreign_load import (
 from gpuyard.policy.machine import Machine, Packing
 from gpuyard.policy.placement import choose
 from gpuyard.policy.wait_reasons import ReasonKind
+from tests.unit.policy.test_placement import GB, card, devices_of, on_cards
 
-GB = 1024.0
 SHARED = Need(memory=FixedMemory(2 * GB))
 
 
@@ -26,11 +26,8 @@ def foreign_process(pid: int = 7, percent: float | None = None) -> ForeignProces
     )
 
 
-def card(index: int = 0, percent: float | None = 100.0) -> Device:
-    return Device(
-        id=f"G{index}", vendor=Vendor.NVIDIA, index=index, memory_total_mb=24 * GB, memory_used_mb=GB,
-        memory_free_mb=23 * GB, utilization_percent=percent, processes=(),
-    )  # fmt: skip
+def loaded(index: int = 0, percent: float | None = 100.0) -> Device:
+    return card(index, used=GB, utilization_percent=percent, processes=())
 
 
 def share(percent: float | None) -> Share:
@@ -56,12 +53,11 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     ],
 )
 def test_figures_of_processes_go_first(processes_seen: list[ForeignProcess], own: list[Share], percent: float) -> None:
-    assert read_foreign_load(card(percent=90.0), processes_seen, own) == percent
+    assert read_foreign_load(loaded(percent=90.0), processes_seen, own) == percent
 
 
 def test_foreign_load_is_smoothed_and_opens_well_below_its_bound() -> None:
-    # The load of a device that does not say how busy it is is unknown.
-    assert read_foreign_load(card(percent=None), [foreign_process()], []) is None
+    assert read_foreign_load(loaded(percent=None), [foreign_process()], []) is None
     quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [foreign_process()], 0.0, 50.0)
     spike = follow_foreign_load(quiet, 100.0, [foreign_process()], 1.0, 50.0)
     assert not spike.is_over
@@ -85,30 +81,21 @@ def view(
     *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
 ) -> Machine:
     """Return cards that foreign processes keep this busy."""
-    return Machine(
-        now=0.0,
-        snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
-        leases=leases,
-        foreign={
-            f"G{index}": load(percent, is_over=over and percent > 50)
-            for index, percent in enumerate(percents)
-            if percent
-        },
-        packing=packing or Packing(max_foreign_load_percent=50.0),
-    )
+    loads = {f"G{index}": load(each, is_over=over and each > 50) for index, each in enumerate(percents) if each}
+    cards = (loaded(index) for index in range(len(percents)))
+    return on_cards(*cards, leases=leases, foreign=loads, packing=packing or Packing(max_foreign_load_percent=50.0))
 
 
-def chosen(need: Need, seen: Machine) -> list[str]:
-    claim = choose(need, seen).claim
-    return [] if claim is None else [share.device_id for share in claim.shares]
+def chosen(need: Need, machine: Machine) -> tuple[str, ...]:
+    return devices_of(choose(need, machine))
 
 
 @pytest.mark.parametrize(
     "need", [SHARED, Need(memory=WholeDevice(2 * GB)), Need(), Need(max_utilization_percent=100.0)]
 )
 def test_among_the_devices_that_fit_the_idle_one_wins(need: Need) -> None:
-    assert chosen(need, view(100.0, 0.0)) == ["G1"]
-    assert chosen(need, view(40.0, 90.0)) == ["G0"]
+    assert chosen(need, view(100.0, 0.0)) == ("G1",)
+    assert chosen(need, view(40.0, 90.0)) == ("G0",)
 
 
 def test_a_job_waits_for_a_device_under_foreign_load() -> None:
@@ -120,10 +107,10 @@ def test_a_job_waits_for_a_device_under_foreign_load() -> None:
     held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
     assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None, "foreign load stays when leases end"
     packing = Packing(max_load_percent=80.0)
-    assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"], "the limit on all load includes foreign load"
+    assert chosen(SHARED, view(70.0, packing=packing)) == ("G0",), "the limit on all load includes foreign load"
     busy = choose(SHARED, view(90.0, packing=packing))
     assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.NO_GAIN)
-    assert chosen(SHARED, view(5.0, 0.0)) == ["G0"], "a screen is no reason to go elsewhere"
+    assert chosen(SHARED, view(5.0, 0.0)) == ("G0",), "a screen is no reason to go elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -134,4 +121,4 @@ def test_a_job_waits_for_a_device_under_foreign_load() -> None:
     ],
 )
 def test_a_bound_of_its_own_wins(need: Need) -> None:
-    assert chosen(need, view(98.0, over=True)) == ["G0"]
+    assert chosen(need, view(98.0, over=True)) == ("G0",)

@@ -78,7 +78,6 @@ def test_the_floor_is_a_setting_or_a_part_of_the_ram(
 
 
 def test_ram_is_reserved_and_charged_once() -> None:
-    # Two leases of 8 GB leave no room for a third although they have taken nothing.
     assert state(*eight_gb("a")).lacks(ram(8)) is None
     assert state(*eight_gb("a", "b")).lacks(ram(8)) == "RAM"
     found = state(*eight_gb("a"), host=available(15), a=HostUse(ram_mb=8 * GB))
@@ -90,7 +89,6 @@ def test_ram_is_reserved_and_charged_once() -> None:
 
 
 def test_ram_of_leases_that_are_not_measured() -> None:
-    # A lease whose processes cannot be read is still to take all that it reserved.
     assert state(*eight_gb("a"), a=HostUse()).free_mb == 13 * GB
     # A lease that says what it uses is believed where it was not measured.
     lease = held("a", HostShare(ram_mb=8 * GB, used_mb=8 * GB))
@@ -141,7 +139,6 @@ def test_a_request_that_waits_for_ram_reserves_it_after_a_minute(waited_s: float
 
 
 def test_more_than_the_machine_can_ever_give_is_refused() -> None:
-    # More RAM than the machine can ever give is refused.
     with pytest.raises(UserError, match=r"64 GB of RAM is more than this machine can give \(21 GB of 23 GB\)"):
         check_host(ram(64), HOST, LIMITS)
     check_host(ram(21), HOST, LIMITS)
@@ -285,7 +282,6 @@ def lines(*readings: tuple[float, tuple[float, float] | None], declared_gb: floa
 
 
 def test_a_program_over_its_declared_ram_is_warned_and_again_when_it_has_grown() -> None:
-    # A program over its declared ram is warned with figures.
     assert lines((10.0, ENOUGH)) == [
         "train.py holds 10 GB of RAM, more than the 8 GB of --ram; declare 11 GB next time"
     ]
@@ -296,7 +292,6 @@ def test_a_program_over_its_declared_ram_is_warned_and_again_when_it_has_grown()
 
 
 def test_a_machine_that_runs_short_is_part_of_the_warning() -> None:
-    # A machine that runs short is part of the warning once per shortage.
     found = lines((9.0, ENOUGH), (9.0, SHORT), (9.0, SHORT), (9.0, ENOUGH), (9.0, SHORT))
     assert [line is not None for line in found] == [True, True, False, False, True]
     assert "the machine has 1.5 GB of RAM left of the 2 GB to keep: nothing starts" in (found[1] or "")

@@ -89,7 +89,6 @@ def test_who_makes_way() -> None:
 
 
 def test_who_is_spared() -> None:
-    # A job within its declared ram is spared if another can go.
     assert victim(0.9, job(1), job(2), job(3, declared_mb=1.5 * GB)) == 2
     assert victim(0.9, job(1), job(2), job(3, declared_mb=0.5 * GB)) == 3, "it holds more than it declared"
     assert victim(0.9, job(1), job(2, declared_mb=2 * GB), job(3, declared_mb=2 * GB)) == 3
@@ -173,7 +172,6 @@ def test_the_texts_have_the_figures() -> None:
 
 
 def test_a_stopped_job_starts_when_what_it_held_fits_above_the_floor() -> None:
-    # A stopped job waits until what it held fits above the floor.
     assert ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB) == 5 * GB
     assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == 0.9 * 20 * GB, "it has to fit without jobs"
     assert ram_to_restart(0.25 * GB, 20 * GB, 24 * GB, 2 * GB) == 0.3125 * GB, "also where the floor is high"

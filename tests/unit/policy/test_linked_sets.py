@@ -130,7 +130,6 @@ def test_a_greedy_set_is_found_wherever_one_exists(drawn: tuple[Topology, list[s
 
 
 def test_which_set_is_best() -> None:
-    # A set is taken from the group that is broken already.
     idle = {"G0", "G1", "G2", "G3", "G6", "G7"}
     assert best_set(EIGHT, sorted(idle), SetConditions(count=2), idle) == ("G6", "G7")
     # A busy device is taken before an idle one with the same links.
@@ -270,7 +269,6 @@ def test_a_job_on_one_node_waits_for_one_and_says_which_are_free_there() -> None
 
 
 def test_a_set_is_of_one_vendor_and_a_resumed_job_keeps_its_own() -> None:
-    # Devices of another vendor do not complete a set.
     cards = [card(0), card(1, vendor=Vendor.AMD), card(2)]
     view = Machine(now=0.0, snapshot=linked_machine(groups("02"), *cards))
     assert devices_of(choose(Need(devices=2, is_linked=True), view)) == ("G0", "G2")

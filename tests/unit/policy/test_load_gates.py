@@ -131,30 +131,3 @@ def test_it_closes_at_once_and_opens_after_a_steady_time() -> None:
 @pytest.mark.parametrize("gate", [OPENED, SHUT, SteadyGate(is_closed=True, within_since=9.0)])
 def test_the_unknown_closes_nothing_and_keeps_nothing_closed(gate: SteadyGate) -> None:
     assert judge_steadily(gate, None, 10.0, STEADY_S) == OPENED
-
-
-@given(steps)
-def test_it_is_never_open_while_its_figure_is_beyond(story: list[tuple[float, bool | None]]) -> None:
-    for (_, is_within), (_, gate) in zip(story, gates_after(story), strict=True):
-        assert gate.is_closed or is_within is not False
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans()), max_size=40))
-def test_between_closing_and_opening_the_figure_was_within_for_the_whole_time(story: list[tuple[float, bool]]) -> None:
-    beyond_at, was_closed = None, False
-    for (_, is_within), (now, gate) in zip(story, gates_after(story), strict=True):
-        if was_closed and not gate.is_closed:
-            assert beyond_at is not None
-            assert now - beyond_at >= STEADY_S - 1e-9
-        beyond_at = beyond_at if is_within else now
-        was_closed = gate.is_closed
-
-
-@given(steps, st.sets(st.integers(0, 39)))
-def test_beyond_more_often_never_opens_it_earlier(story: list[tuple[float, bool | None]], worse: set[int]) -> None:
-    busier = [
-        (later_s, False if place in worse and is_within is not None else is_within)
-        for place, (later_s, is_within) in enumerate(story)
-    ]
-    for (_, calm), (_, busy) in zip(gates_after(story), gates_after(busier), strict=True):
-        assert busy.is_closed or not calm.is_closed

@@ -45,7 +45,6 @@ def victim_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> int | 
 
 
 def test_when_a_job_makes_way() -> None:
-    # The youngest first run makes way whichever of them grows.
     assert victim_of(300.0, job(1), job(2, rate_mb_s=100.0)) == 2
     assert victim_of(300.0, job(1, rate_mb_s=100.0), job(2), job(3, held_mb=0.0)) == 3
     assert alarm_of(600.0, job(1), job(2, rate_mb_s=100.0)) is None

@@ -110,6 +110,5 @@ def test_a_job_that_writes_to_a_full_disk_waits_and_delays_no_others() -> None:
 
 
 def test_jobs_stay_in_order_in_a_batch_and_while_a_disk_is_being_read() -> None:
-    # Jobs stay in order while a disk is being read.
     assert started(decide(view(refused(1, 2, reason=BEING_READ)))) == {}
     assert started(decide(view(refused(1, 2, pace=BatchPace(), group=1)))) == {}, "the runs of a batch stay in order"

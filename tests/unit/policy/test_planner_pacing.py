@@ -65,7 +65,6 @@ def test_no_more_run_at_once_than_the_batch_allows_and_slots_are_for_others() ->
 
 
 def test_closed_gates_hold_the_next_run_back() -> None:
-    # A gate of the host holds the next run back.
     made = plan(batch(1, CPU, 10), standing=replace(SAMPLED, cpu=GateFigure(seen=95.0, judged=95.0, gate=CLOSED)))
     (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")

@@ -179,7 +179,6 @@ def sized(*queues: LaneQueue, sizes: dict[int, float], **changes: Any) -> World:
 
 
 def test_jobs_of_a_lane_are_sized_one_by_one() -> None:
-    # A job that does not fit lets smaller ones of its lane pass where that cannot delay it.
     lane = queue(1, Need(), 10, 11, 12, sizes_each=True)
     sizes = {10: 20.0, 11: 30.0, 12: 4.0}
     plan = decide(sized(lane, sizes=sizes, on=1))
@@ -204,7 +203,6 @@ def test_a_lane_is_dropped_after_many_jobs_that_do_not_fit() -> None:
 
 
 def test_a_suspended_job_waits_in_the_same_queue_and_counts_once() -> None:
-    # A suspended job waits in the same queue.
     need = Need(memory=WholeDevice(8 * GB), only=("G0",))
     for priority, first in ((1, 7), (-1, 20)):
         plan = decide(view(resuming(7, need, priority=priority), queue(2, Need(), 20)))

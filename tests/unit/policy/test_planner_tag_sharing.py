@@ -37,7 +37,6 @@ def reserved(plan: Plan) -> dict[int, list[float | None]]:
 
 
 def test_jobs_of_a_tag_are_spread_evenly_up_to_their_limit() -> None:
-    # Jobs of a tag are spread evenly over the devices.
     assert started(decide(view(sweep(1, shared(GB), 10, 11, 12, 13), on=2))) == {
         10: ("G0",), 11: ("G1",), 12: ("G0",), 13: ("G1",),
     }  # fmt: skip
@@ -109,7 +108,6 @@ def test_jobs_of_a_tag_share_a_device_however_busy_it_is() -> None:
 
 
 def test_tasks_that_need_two_devices_count_and_wait_on_both() -> None:
-    # Tasks that need two devices count on both.
     made = decide(view(sweep(1, shared(GB, devices=2), 10, 11, 12), on=3, running=[]))
     assert started(made) == {10: ("G0", "G1"), 11: ("G0", "G2"), 12: ("G1", "G2")}
     # A job that needs two devices has its places held.

@@ -47,7 +47,6 @@ def plan_beside_one(limit: dict[str, Any], **changes: Any) -> Plan:
 
 
 def test_jobs_start_while_the_power_of_all_fits() -> None:
-    # Without a limit all cards are used.
     assert started(decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2))))) == {1: ("G0",), 2: ("G1",)}
     # A job starts if the learned draw of all fits.
     assert started(plan_beside_one(power(450.0, {1: 200.0, 2: 250.0}, 1))) == {2: ("G1",)}

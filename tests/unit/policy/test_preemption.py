@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuyard.model.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.model.machine_snapshot import Host
 from gpuyard.policy.placement import PlacementState
-from gpuyard.policy.preempt import find_victims
+from gpuyard.policy.preempt import MoveRates, find_victims, learn_move, learn_together
 from gpuyard.policy.world import RunningJob
 from tests.unit.policy.test_placement import GB, card, lease, on_cards, placement_without, shared
 
@@ -40,7 +40,6 @@ def ids(victims: tuple[RunningJob, ...]) -> set[int]:
 
 
 def test_the_cheapest_enough_leave() -> None:
-    # The cheapest device is freed.
     running = [job(1, 30.0), job(2, 10.0)]
     assert ids(find_victims(Need(), placement(held(1, "G0"), held(2, "G1")), running, URGENT)) == {2}
     # Only as many leave as there is need for.
@@ -62,7 +61,6 @@ def moved(job_id: int, gigabytes: float, out_gb_s: float = 1.5, together_gb_s: f
 
 
 def test_victims_that_leave_soonest_go() -> None:
-    # Two small victims beat a large one because they leave side by side.
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((12, 6, 6), 1)]
     running = [moved(1, 12), moved(2, 6), moved(3, 6)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {2, 3}
@@ -158,3 +156,36 @@ def test_victims_are_enough_and_each_is_needed(crowd: tuple[PlacementState, list
 
 
 # Younger first runs
+
+
+RATES = MoveRates(out_mb_s=1500.0, back_mb_s=5000.0, parked_out_mb_s=30000.0, together_mb_s=6000.0)
+
+
+def test_programs_side_by_side_leave_in_the_time_of_the_largest() -> None:
+    alone = RATES.out_s(10 * GB)
+    assert RATES.all_out_s([(10 * GB, False)]) == alone
+    assert RATES.all_out_s([(10 * GB, False), (8 * GB, False)]) == alone
+    assert RATES.all_out_s([(20 * GB, False)]) > 1.5 * alone, "two of 10 GB beat one of 20"
+    eight = RATES.all_out_s([(10 * GB, False)] * 8)
+    assert eight == pytest.approx(0.5 + 80 * GB / 6000.0), "many side by side share what the machine moves in all"
+    assert RATES.all_out_s([(10 * GB, True)] * 8) == RATES.out_s(10 * GB, is_parked=True), "no driver moves these"
+    assert RATES.all_out_s([]) == 0.0, "nothing to move takes no time"
+
+
+def test_rates_are_learned_by_kind_of_move() -> None:
+    rates = RATES
+    for _ in range(5):
+        rates = learn_move(rates, 20 * GB, 0.5 + 20 * GB / 4000.0)
+    assert rates.out_mb_s == pytest.approx(4000.0, rel=0.05)
+    assert rates.back_mb_s == RATES.back_mb_s
+    assert rates.parked_out_mb_s == RATES.parked_out_mb_s, "a rate follows a change within a few moves"
+    # Each kind of move has a rate of its own.
+    assert learn_move(RATES, 20 * GB, 10.0, is_resumed=True).back_mb_s < RATES.back_mb_s
+    assert learn_move(RATES, 20 * GB, 10.0, is_parked=True, is_resumed=True).parked_back_mb_s < RATES.parked_back_mb_s
+    assert learn_move(RATES, 20 * GB, 10.0, is_parked=True).parked_out_mb_s < RATES.parked_out_mb_s
+    assert learn_together(RATES, 40 * GB, 4.0).together_mb_s > RATES.together_mb_s
+    assert learn_together(RATES, 40 * GB, 400.0).together_mb_s >= RATES.out_mb_s
+    fast = learn_move(RATES, 40 * GB, 1.0)
+    assert fast.together_mb_s >= fast.out_mb_s, "several are never slower together than one alone"
+    assert learn_move(RATES, 500.0, 0.4) == RATES
+    assert learn_move(RATES, 20 * GB, 0.0) == RATES, "a small move says nothing"

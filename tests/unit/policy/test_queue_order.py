@@ -107,7 +107,6 @@ def test_the_first_is_never_behind_another(jobs: list[tuple[int, str, float]], u
 
 
 def test_a_lane_is_read_as_its_jobs_start_and_dropped_at_once() -> None:
-    # Jobs of a lane are fetched as they start.
     jobs = Jobs(*((each, 10.0) for each in range(1000)))
     lane = Lane(id=1, priority=0, user="me", tag="", need=Need())
     line = QueueOrder([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)

@@ -1,5 +1,6 @@
 """Each rule keeps a job waiting for its reason, and nothing else does: without the rule in the list, the job starts."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.errors import UserError
 from gpuyard.model.lease import HostShare, Need
-from gpuyard.model.machine_snapshot import Host
+from gpuyard.model.machine_snapshot import Host, Process
+from gpuyard.policy import plan as planner
 from gpuyard.policy.machine import Packing
-from gpuyard.policy.plan import decide
+from gpuyard.policy.plan import decide, read_world, write_world
 from gpuyard.policy.rules import (
     RULES,
     DeviceLoad,
@@ -31,7 +34,9 @@ from gpuyard.policy.rules import (
     UsableDevice,
 )
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind
-from gpuyard.policy.world import PowerLimit, World
+from gpuyard.policy.world import Plan, PowerLimit, World
+from gpuyard.queue import decide_starts as planner_input
+from tests.simulation.scenario import Scenario, random_script
 from tests.unit.policy.test_placement import GB, card, lease, machine, shared
 from tests.unit.policy.test_planner import NOW, PAUSED, queue, running, view
 
@@ -124,3 +129,42 @@ def test_the_reasons_of_an_earlier_rule_come_first() -> None:
 def test_the_reference_page_is_made_from_the_rules() -> None:
     made = subprocess.run([sys.executable, "scripts/rules-page"], capture_output=True, text=True, check=True).stdout
     assert Path("docs/reference/rules.md").read_text(encoding="utf-8") == made, "run scripts/rules-page --write"
+
+
+@pytest.mark.parametrize(("rule", "world", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_reason_of_each_rule_is_the_same_from_a_file(rule: type[Rule], world: World, kind: ReasonKind) -> None:
+    again = read_world(write_world(world, job_id=1, lane=1))
+    assert again.decide() == planner.decide(world, explained_lane=1)
+    assert again.restored() == world
+    assert kind in rule.kinds
+
+
+def test_all_plans_of_simulated_worlds_are_the_same_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = []
+
+    def decide(world: World, *, explained_lane: int | None = None) -> Plan:
+        plan = planner.decide(world, explained_lane=explained_lane)
+        lane = math.inf if explained_lane is None else explained_lane
+        file = read_world(write_world(world, job_id=1, lane=-1 if lane == math.inf else int(lane)))
+        assert planner.decide(file.restored(), explained_lane=explained_lane) == plan
+        decided.append(bool(plan.starts))
+        return plan
+
+    monkeypatch.setattr(planner_input, "decide", decide)
+    for seed in range(6):
+        Scenario(random_script(seed)).run()
+    assert sum(decided) > 10
+
+
+def test_names_of_processes_that_no_reason_names_are_left_out() -> None:
+    busy = machine(replace(card(0), processes=(Process(pid=7, memory_mb=1.0, name="/opt/secret/tool"),)))
+    written = write_world(view(queue(1, Need()), on=busy), job_id=1, lane=1)
+    assert b"secret" not in written
+    assert read_world(written).world.machine.snapshot.devices[0].processes == (Process(pid=7, memory_mb=1.0),)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": "gpuyard world 99"}'])
+def test_another_file_is_refused_with_a_hint(content: bytes) -> None:
+    with pytest.raises(UserError) as raised:
+        read_world(content)
+    assert raised.value.hint

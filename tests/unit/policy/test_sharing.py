@@ -49,7 +49,6 @@ def one_each(need: Need, cards: int) -> tuple[Lease, ...]:
 
 
 def test_jobs_wait_for_a_free_card_or_share() -> None:
-    # A job waits for a free card while few others wait.
     assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5).claim is None
     assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=8).claim is not None
     # A job that hardly slows others joins at once.
@@ -109,7 +108,6 @@ def test_more_waiting_jobs_never_lower_the_limit(jobs: int, devices: int, more: 
 
 
 def test_measured_loads_count() -> None:
-    # The measured load of a running newcomer replaces the assumption.
     newcomers = one_each(UNKNOWN, 8)
     assert ask(LIGHT, *newcomers, cards=8, jobs=11).claim is None
     idle = dict.fromkeys((each.id for each in newcomers), 5.0)

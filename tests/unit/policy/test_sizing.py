@@ -114,7 +114,6 @@ def test_a_shared_tag_gives_a_first_run_its_part() -> None:
 
 
 def test_where_processes_are_not_listed_a_first_run_is_alone() -> None:
-    # Where no driver lists processes a first run is alone and needs a part of the free memory.
     desktop = card(0, used=8 * GB, processes=None)
     assert first_run(desktop) == WholeDevice(8 * GB)
     fuller = card(1, used=20 * GB, processes=None)
@@ -133,7 +132,6 @@ def test_where_processes_are_not_listed_a_first_run_is_alone() -> None:
 
 
 def test_what_was_learned_becomes_the_need() -> None:
-    # A learned amount is shared and the exact command wins over its program.
     need = size_need(job(), known(seen(4000.0), seen(9000.0, 9000.0, is_exact=False)), CARDS)
     assert isinstance(need.memory, FixedMemory)
     assert 4000.0 < need.memory.required_mb < 5000.0

@@ -60,8 +60,7 @@ def test_slow_growth_counts_as_growth(growth: list[float]) -> None:
 
 def test_constant_memory_does_not_grow_and_unknown_figures_change_nothing() -> None:
     usage = watched({"G0": 4000.0}, {"G0": 4010.0}, {"G0": 3000.0}, {"G0": 4079.0})
-    assert usage.grew_at_s == 0.0
-    assert usage.peaks_mb == {"G0": 4079.0}
+    assert (usage.grew_at_s, usage.peaks_mb) == (0.0, {"G0": 4079.0})
     assert add_sample(usage, 9.0, {"G0": 4081.0}).grew_at_s == 9.0, "constant memory does not grow"
     before = watched({"G0": 4000.0, "G1": 100.0})
     assert add_sample(before, 5.0, {"G0": None}) == before

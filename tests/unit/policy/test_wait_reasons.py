@@ -61,18 +61,6 @@ def test_reserved_memory_is_told_from_used(reserved_mb: float | None, used_mb: f
     assert described(FreeMemory(), shared(8 * GB), state).is_leased is is_leased
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (ReasonKind.TOO_BUSY, "GPU 91% > 80%"), (ReasonKind.POWER_LIMIT, "power 91 W > 80 W"),
-        (ReasonKind.TOO_FULL, "GPU memory 91 MB > 80 MB"), (ReasonKind.HOST_TOO_BUSY, "CPU 91% > 80%"),
-    ],
-)  # fmt: skip
-def test_a_figure_over_its_limit_is_shown_with_both_and_their_unit(kind: ReasonKind, text: str) -> None:
-    reason = wait_reasons.over(kind, 91.0, 80.0, "G0")
-    assert (reason.text, reason.had, reason.needed, reason.device_id) == (text, 91.0, 80.0, "G0")
-
-
 # They pass by themselves, name a command in their text, or come with another reason that has a remedy.
 FULL = on_cards(card(0, used=20 * GB))
 SHARED = on_cards(card(0), leases=(lease("a", "G0", memory_mb=4 * GB),))

@@ -14,7 +14,7 @@ from gpuyard.model.retry import after_device_fault
 from gpuyard.ports import Ended
 from gpuyard.queue.attempt_ends import DeviceHealthWatch
 from gpuyard.queue.live_attempts import Live
-from tests.unit.policy.test_device_health import card
+from tests.unit.policy.test_placement import card
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=90.0), devices=("G0",))
@@ -39,7 +39,7 @@ def job(**options: Any) -> Job:
 
 
 def sample(taken_at: float | None, health: HealthFigures | None = None) -> Sample:
-    return Sample(snapshot=Snapshot(taken_at=taken_at, host=Host(), devices=(card(health=health),)))
+    return Sample(snapshot=Snapshot(taken_at=taken_at, host=Host(), devices=(card(0, health=health),)))
 
 
 def ended(at: float | None = 100.0, outcome: Outcome = FAILED) -> Ended:

@@ -82,7 +82,6 @@ def reading(at: float, counter_j: float | None = None, power_w: float | None = N
 
 
 def test_energy_between_two_readings() -> None:
-    # The counter of the card goes before its power.
     assert energy_between(reading(0, 100.0, 50.0), reading(2, 350.0, 50.0)) == (250.0, False)
     # Without a counter power is integrated.
     assert energy_between(reading(0, None, 100.0), reading(2, None, 200.0)) == (300.0, True)
@@ -95,7 +94,6 @@ def test_energy_between_two_readings() -> None:
 
 
 def test_energy_as_figures() -> None:
-    # Without a price there is no cost.
     figures = energy_figures(EnergyUse(joules=3.6e6, seconds=3600.0), EnergyPrice())
     assert (figures.kwh, figures.cost, figures.currency, figures.co2e_g) == (1.0, None, None, None)
     price = EnergyPrice(price=0.3, currency="EUR", gco2_per_kwh=350.0)
@@ -108,7 +106,6 @@ def test_energy_as_figures() -> None:
 
 
 def test_sums_parts_and_learned_power() -> None:
-    # The energy of a part of the time is that part.
     whole = EnergyUse(joules=100.0, seconds=10.0, idle_s=4.0, peak_w=20.0)
     quarter = part_of_energy(whole, 0.25)
     assert (quarter.joules, quarter.seconds, quarter.idle_s, quarter.peak_w) == (25.0, 2.5, 1.0, 20.0)

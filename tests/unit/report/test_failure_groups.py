@@ -47,7 +47,6 @@ def test_numbers_and_words_that_name_an_error_tell_causes_apart(first: str, seco
 
 
 def test_groups_are_ordered_and_merged() -> None:
-    # The largest group comes first with its jobs in order.
     nan, missing = "ValueError: loss is NaN", "ModuleNotFoundError: No module named 'x'"
     causes = count_causes([(7, missing), (9, nan), (3, nan), (4, "exit status 1")])
     assert [(cause.text, cause.ids, cause.count) for cause in causes] == [

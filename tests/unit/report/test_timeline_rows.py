@@ -53,7 +53,6 @@ def test_a_lane_has_as_many_rows_as_spans_overlap_at_most(found: list[TimelineSp
 
 
 def test_rows_and_suspensions() -> None:
-    # A span that begins when another ends takes its row.
     assert assign_rows([span(5, 9), span(0, 5), span(2, 7), span(7, None)]) == [0, 0, 1, 1]
     assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0], "a span that ends before it begins has a row"
     # A run counts as suspended from the request until it resumed.

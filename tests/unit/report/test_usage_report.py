@@ -200,8 +200,7 @@ def test_cells_are_shares_of_local_hours() -> None:
     half = ran(started_at=window.since + HOUR_S, ended_at=window.since + 1.5 * HOUR_S, devices=("A", "B"), gpus=2)
     rows = report_on(half, ran(started_at=window.since, ended_at=window.until), window=window).picture.rows
     assert [row.day for row in rows] == ["2026-11-09", "2026-11-10"]
-    assert rows[0].used_percent == (None,) * 22 + (50.0, 75.0)
-    assert rows[1].used_percent == (50.0,) + (None,) * 23
+    assert (rows[0].used_percent, rows[1].used_percent) == ((None,) * 22 + (50.0, 75.0), (50.0,) + (None,) * 23)
     assert rows[0].gpu_hours[22:] == (1.0, 2.0), "a cell is the share of GPUs in use in that hour"
     ten = datetime(2026, 11, 9, 10, tzinfo=ZoneInfo("Asia/Kolkata")).timestamp()
     window = TimeWindow(ten - 0.75 * HOUR_S, ten + 2 * HOUR_S)
@@ -227,7 +226,6 @@ def test_a_long_window_has_no_more_rows_than_a_month(days: int, per_row: int, ro
 
 
 def test_energy_counts_in_the_window_and_by_group() -> None:
-    # Energy counts with the part of the run that lies in the window.
     used = EnergyUse(joules=7.2e6, seconds=2 * HOUR_S, idle_s=HOUR_S)
     half = ran(started_at=at(-1), ended_at=at(1), energy=used)
     found = Reporter(WINDOW, CARDS, in_zone("UTC"), EnergyPrice(price=0.5, currency="CHF", gco2_per_kwh=100.0))

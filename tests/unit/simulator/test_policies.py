@@ -21,8 +21,7 @@ def test_a_policy_can_be_varied() -> None:
     assert policy.name == "gpuyard:load=120:quantile=0.95:jobs=3"
     assert policy.learns
     assert policy.rules.packing.sureness == pytest.approx(1.645, abs=0.001)
-    assert policy.rules.packing.max_load_percent == 120.0
-    assert policy.rules.packing.max_jobs_per_device == 3
+    assert (policy.rules.packing.max_load_percent, policy.rules.packing.max_jobs_per_device) == (120.0, 3)
     assert find_policy("gpuyard:load=none").rules.packing.max_load_percent is None
     assert policy.rules.shares_first_runs
     assert not find_policy("gpuyard:quantile=none").rules.shares_first_runs

@@ -56,7 +56,6 @@ def test_a_program_without_a_measured_load_gets_that_of_a_similar_program(folder
 
 
 def test_bad_mixes_and_figures_are_user_errors(folder: Path) -> None:
-    # An unknown mix is a user error.
     with pytest.raises(UserError, match="there is no mix 'imagenet'"):
         read_programs(["lucid", "imagenet"], folder)
     # An invalid figure is a user error.

@@ -36,8 +36,7 @@ def test_the_metrics_of_a_pass() -> None:
     assert (figures.mean_completion_s, figures.p99_completion_s) == (195.0, 290.0)
     assert (figures.memory_percent, figures.compute_percent) == (50.0, 25.0)
     assert (figures.out_of_memory, figures.requeues, figures.suspensions) == (1, 1, 1)
-    assert figures.preempted_s == 15.0 + 20.0
-    assert figures.wasted_s == 20.0 + 20.0 + 1.0
+    assert (figures.preempted_s, figures.wasted_s) == (15.0 + 20.0, 20.0 + 20.0 + 1.0)
 
 
 def test_a_pass_without_work_has_metrics() -> None:

@@ -36,7 +36,6 @@ def outcomes(passed: SimulatedPass) -> list[tuple[int, OutcomeKind]]:
 
 
 def test_jobs_wait_or_share_as_the_policy_says() -> None:
-    # One job per GPU runs them one after another.
     runs = last_runs(play("fifo", [trace_job(duration_s=100.0), trace_job(5.0, duration_s=50.0)]))
     assert (runs[0].started_s, runs[0].ended_s) == pytest.approx((0.0, 100.0))
     assert (runs[1].started_s, runs[1].ended_s) == pytest.approx((100.0, 150.0))

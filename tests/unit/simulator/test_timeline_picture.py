@@ -27,7 +27,6 @@ def bars(svg: str) -> list[ET.Element]:
 
 
 def test_each_run_has_a_bar_on_each_of_its_devices() -> None:
-    # There is a bar for each run on each of its devices.
     jobs = [trace_job(program='python "<a&b>.py"'), trace_job(), trace_job(gpus=2)]
     runs = [run(0, 0.0, 0), run(1, 50.0, 0), run(2, 200.0, 0, 1)]
     assert len(bars(draw_timeline([panel(jobs, runs)], "three & a <title>"))) == 4

@@ -73,7 +73,6 @@ def test_an_error_names_its_line(text: str, message: str) -> None:
 
 
 def test_a_trace_without_jobs_or_that_cannot_be_read(tmp_path: Path) -> None:
-    # A trace without jobs is a user error.
     path = tmp_path / "trace.csv"
     path.write_text(f"{HEADER}\n")
     with pytest.raises(UserError, match=r"trace\.csv has no jobs"):
@@ -97,7 +96,6 @@ def test_memory_only_grows_and_ends_at_the_peak(job: TraceJob) -> None:
 
 
 def test_memory_that_comes_late_and_columns_that_are_left_out() -> None:
-    # Memory that comes late is held from then on.
     phases = phases_of(trace_job(peak_mb=1000.0, duration_s=100.0, late_s=50.0, late_mb=300.0))
     assert [(phase.from_s, phase.memory_mb) for phase in phases] == [(0.0, 700.0), (50.0, 1000.0)]
     # Columns beyond the first five may be left out or empty.
