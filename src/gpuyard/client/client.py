@@ -45,32 +45,6 @@ def id_text(ids: Ids | Iterable[Ids]) -> str:
     return " ".join(map(id_text, ids))
 
 
-def submission_body(  # noqa: PLR0913 - what `Client.submit` takes
-    command: Command,
-    cwd: str | os.PathLike[str] | None,
-    commands: Iterable[str] | None,
-    table: str | None,
-    options: dict[str, Any],
-    *,
-    snapshot: bool | None,
-    is_local: bool,
-) -> dict[str, Any]:
-    """Return what is sent. `is_local`: to this user's own daemon, with what a command that is typed in a shell takes
-    from there."""
-    lines = None if commands is None else "\n".join(commands)
-    body: dict[str, Any] = {"list": lines, "table": table, "options": options}
-    if not is_local:
-        where = {} if cwd is None else {"cwd": os.fspath(cwd)}
-        return {**body, "token": os.urandom(16).hex(), "command": program_arguments(command, None) or None, **where}
-    if options.get("stdin") is not None:
-        options["stdin"] = os.path.abspath(options["stdin"])
-    if options.get("mount"):
-        mounts = [options["mount"]] if isinstance(options["mount"], str) else options["mount"]
-        options["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
-    folder = os.path.abspath(cwd or ".")
-    return body | submission_facts(program_arguments(command, folder), folder, wants_snapshot=snapshot, with_own=True)
-
-
 def program_arguments(command: Command, directory: str | None) -> list[str]:
     """Return the arguments of the program: one list of them as it is, as `subprocess` takes it, or what `command_words`
     makes of them."""
@@ -145,9 +119,7 @@ class Client(Closeable):
         soft limits the job gets, too; over the page's port, your home and what the daemon has. With `snapshot` the jobs
         run the code as it is now; default: as `[submit]` says.
         """
-        body = submission_body(
-            command, cwd, commands, table, option_values(options), snapshot=snapshot, is_local=self._transport.is_local
-        )
+        body = self._body(command, cwd, commands, table, options, snapshot=snapshot)
         if environment is not None:
             body["environment"] = dict(environment)
         with RemovedIfRefused(body.get("code", {})):
@@ -162,10 +134,28 @@ class Client(Closeable):
         **options: Unpack[SubmitKwargs],
     ) -> answers.SubmissionPreview:
         """Check a submission, as `gpuyard submit --dry-run` does, and return what it would submit."""
-        body = submission_body(
-            command, cwd, commands, table, option_values(options), snapshot=False, is_local=self._transport.is_local
-        )
+        body = self._body(command, cwd, commands, table, options, snapshot=False)
         return self._post("/submissions/preview", body, answers.SubmissionPreview)
+
+    def _body(  # noqa: PLR0913 - what `submit` takes
+        self, command: Command, cwd: str | os.PathLike[str] | None, commands: Iterable[str] | None, table: str | None,
+        kwargs: SubmitKwargs, *, snapshot: bool | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return what is sent; to the own daemon with what a command that is typed in a shell takes from there."""
+        options = option_values(kwargs)
+        lines = None if commands is None else "\n".join(commands)
+        body: dict[str, Any] = {"list": lines, "table": table, "options": options}
+        if not self._transport.is_local:
+            where = {} if cwd is None else {"cwd": os.fspath(cwd)}
+            return {**body, "token": os.urandom(16).hex(), "command": program_arguments(command, None) or None, **where}
+        if options.get("stdin") is not None:
+            options["stdin"] = os.path.abspath(options["stdin"])
+        if options.get("mount"):
+            mounts = [options["mount"]] if isinstance(options["mount"], str) else options["mount"]
+            options["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
+        folder = os.path.abspath(cwd or ".")
+        arguments = program_arguments(command, folder)
+        return body | submission_facts(arguments, folder, wants_snapshot=snapshot, with_own=True)
 
     def resubmit(
         self, job: int | str, *command: str | Sequence[str], **options: Unpack[SubmitKwargs]

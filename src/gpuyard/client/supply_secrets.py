@@ -31,11 +31,11 @@ def second_request(verb: str, answer: "Answer", *, allow_missing: bool = False) 
 def merge(first: "Answer", second: "Answer") -> "Answer":
     unchanged = [job for job in first["unchanged"] if not job["variables"]] + second["unchanged"]
     return {
+        **second,
         "changed": " ".join(filter(None, (first["changed"], second["changed"]))),
         "count": first["count"] + second["count"],
         "unchanged": unchanged,
         "unchanged_count": first["unchanged_count"] - first["lacking"]["count"] + second["unchanged_count"],
-        "lacking": second["lacking"],
         "revived": " ".join(filter(None, (first["revived"], second["revived"]))),
         "revived_count": first["revived_count"] + second["revived_count"],
         "left_alone": first.get("left_alone", {}),

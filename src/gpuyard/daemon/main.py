@@ -20,7 +20,7 @@ from gpuyard.client import paths
 from gpuyard.client.daemon_liveness import hold_daemon_lock, running_pid
 from gpuyard.client.queue_host import hold_queue, refuse_other_machine
 from gpuyard.config import LOCK_DIR, config_fault, load_config, tolerate_faults
-from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
+from gpuyard.daemon.api.routes import RESTART_STATUS, Routes
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.loop_wakeups import HomeWatch
 from gpuyard.daemon.monitor.sampling import SamplingThread
@@ -44,6 +44,7 @@ from gpuyard.model.units import format_duration
 from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
+from gpuyard.schema.requests import StopRequest
 from gpuyard.store.damaged_rows import may_be_a_row, set_aside_in
 from gpuyard.store.database import Database, convert_sqlite_errors, open_database
 from gpuyard.store.job_store import JobStore
@@ -210,14 +211,14 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     announce(ledger.folder)
     scheduler = _open_loop(database, notice, home, ledger, open_files)
     clock = scheduler.clock
-    stop: asyncio.Future[Shutdown] = loop.create_future()
+    stop: asyncio.Future[StopRequest] = loop.create_future()
 
-    def end(ending: Shutdown) -> None:
+    def end(ending: StopRequest) -> None:
         if not stop.done():
             stop.set_result(ending)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, end, Shutdown())
+        loop.add_signal_handler(signum, end, StopRequest())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
     routes = Routes(scheduler, end, clock.now(), is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
@@ -226,7 +227,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     scheduler.start(
         SamplingThread(sampler, clock, scheduler.wake, meter.measure, on_memory=on_memory, measure_cpu_s=meter.cpu_s)
     )
-    scheduler.fatal_fault.add_done_callback(lambda _: end(Shutdown(status=1)))
+    scheduler.fatal_fault.add_done_callback(lambda _: end(StopRequest()))
     publisher = EventPublisher(scheduler, ledger.leases)
     routes.health.on_fault.append(publisher.publish_fault)
     if load_config().page.enabled:
@@ -243,8 +244,8 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         if scheduler.fatal_fault.done():
             _log.error("%s", scheduler.fatal_fault.result())
         elif ending.restart:
-            _log.info("the daemon stops for a restart: %s", ending.reason)
-        return RESTART_STATUS if is_managed and ending.restart else ending.status
+            _log.info("the daemon stops for a restart: %s", ending.reason[:300])
+        return RESTART_STATUS if is_managed and ending.restart else int(scheduler.fatal_fault.done())
     finally:
         for task in tasks:
             task.cancel()

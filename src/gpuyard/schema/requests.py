@@ -48,8 +48,6 @@ def _count(description: str, least: int = 0) -> Meta:
 
 Limit = Annotated[int, _count("the most rows to return")]
 After = Annotated[int, _count("the `next` of the page before")]
-AttemptNumber = Annotated[int, _count("of this attempt; default: the last one", least=1)]
-Tail = Annotated[int, _count("the most bytes of the end to return")]
 
 
 # Queries
@@ -129,8 +127,8 @@ class ShowQuery(Struct, frozen=True, kw_only=True):
 
 
 class LogQuery(Struct, frozen=True, kw_only=True):
-    attempt: AttemptNumber | None = None
-    tail: Tail = 65_536
+    attempt: Annotated[int, _count("of this attempt; default: the last one", least=1)] | None = None
+    tail: Annotated[int, _count("the most bytes of the end to return")] = 65_536
     stream: Annotated[
         Literal["stdout", "stderr", "both"],
         Meta(description="stderr: of a job whose standard error has a file of its own; both: with that, if it has one"),

@@ -60,17 +60,14 @@ _LEAVE_SLICES = {
 }  # fmt: skip
 
 
-class Shutdown(Struct, frozen=True, kw_only=True):
-    """How the daemon ends. `status` is its exit status if it is not restarted."""
-
-    restart: bool = False
-    reason: str = "asked for"
-    status: int = 0
-
-
 class Routes:
     def __init__(
-        self, scheduler: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
+        self,
+        scheduler: SchedulerLoop,
+        stop: Callable[[StopRequest], None],
+        started_at: float,
+        *,
+        is_managed: bool = False,
     ) -> None:
         """`started_at`: when the daemon started, in queue time. `is_managed`: it runs in the foreground, under a
         service manager or in a terminal."""
@@ -280,7 +277,7 @@ class Routes:
         if body.pid is not None and body.pid != os.getpid():
             message = f"this daemon is process {os.getpid()}, not {body.pid}"
             raise HttpError(409, message, hint="it was restarted meanwhile")
-        asyncio.get_running_loop().call_soon(self._stop, Shutdown(restart=body.restart, reason=body.reason[:300]))
+        asyncio.get_running_loop().call_soon(self._stop, body)
         return StopResult(stopping=True, running=self._count_under_way())
 
     async def _clean(self, body: CleanRequest) -> CleanResult:

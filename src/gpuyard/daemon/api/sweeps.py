@@ -16,11 +16,11 @@ from gpuyard.daemon.api.job_details import figures_of, gpu_labels, last_attempt,
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import HttpError
-from gpuyard.errors import UserError
 from gpuyard.model.command_line import short_command
 from gpuyard.model.job import Job
 from gpuyard.model.job_spec import Task
 from gpuyard.model.lifecycle import FINISHED, LIVE, WAITING, JobState
+from gpuyard.model.selection import parse_state
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.queue.add_submission import batched
 from gpuyard.schema.jobs import (
@@ -151,12 +151,10 @@ class JobGroups:
         live = ((job_id, figures_of(each.attempt)) for job_id, each in scheduler.controller.transitions.live.items())
         figures = {job_id: {name: each.last for name, each in found.items()} for job_id, found in live if found}
         present = Present(scheduler.clock.now(), figures)
-        if unknown := {word for word in query.state.split(",") if word} - set(JobState):
-            raise UserError(f"'{min(unknown)}' is not a state", hint=f"it can be {', '.join(JobState)}")
         order = TableOrder(
             column=query.sort.removeprefix("-") or None,
             is_descending=query.sort.startswith("-"),
-            states=tuple(JobState(word) for word in query.state.split(",") if word),
+            states=tuple(parse_state(word) for word in query.state.split(",") if word),
         )
         wanted = PageRange(offset=query.after, count=limit + 1)
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from gpuyard.errors import GpuyardError
 from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import UNKNOWN, format_count, format_time
+from gpuyard.ui.cli.jobs.change_verbs import ACTS
 from gpuyard.ui.cli.jobs.explain import detailed_lines
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text, row_ids
 from gpuyard.ui.cli.jobs.show import fact_lines, sections
@@ -19,17 +20,6 @@ from gpuyard.ui.cli.text_table import cell_width, clean, cut_middle
 from gpuyard.ui.tui.device_view import legend
 from gpuyard.ui.tui.queue_view import count_jobs, job_title, states_of
 from gpuyard.ui.views.machine_tables import host_line
-
-# By verb: what precedes the ids that changed, and what follows the id of a job that did not.
-ACTS = {
-    "cancel": ("cancelled", "is not cancelled"),
-    "hold": ("held", "is not held"),
-    "release": ("released", "is not released"),
-    "retry": ("queued again", "is not queued again"),
-    "suspend": ("suspending", "is unchanged"),
-    "resume": ("will resume when memory is free:", "is unchanged"),
-    "priority": ("priority {priority} for", "keeps its priority"),
-}
 
 # By verb: the states in which the lifecycle allows it. The page has the same table (`ui/web/states.js`).
 APPLIES: Mapping[str, frozenset[str]] = {

@@ -16,16 +16,27 @@ _ALLOW_MISSING = Option(
 _IDS_HELP = f"{IDS_HELP} Exit status 1 if no job changed."
 
 
-def _verb(name: str, details: str, done: str, not_done: str | None = None, flags: "tuple[Option, ...]" = ()) -> Command:
-    """Return a verb that changes the jobs it is given. `done` precedes the ids that changed; `not_done` follows the id
-    of a job that did not. `flags` are sent with the ids, under their names."""
+# By verb: what precedes the ids that changed, and what follows the id of a job that did not.
+ACTS = {
+    "cancel": ("cancelled", "is not cancelled"),
+    "edit": ("edited", "is not edited"),
+    "hold": ("held", "is not held"),
+    "priority": ("priority {priority} for", "keeps its priority"),
+    "release": ("released", "is not released"),
+    "resume": ("will resume when memory is free:", "is unchanged"),
+    "retry": ("queued again", "is not queued again"),
+    "suspend": ("suspending", "is unchanged"),
+}
+
+
+def _verb(name: str, details: str, *flags: Option) -> Command:
+    """Return a verb that changes the jobs it is given. `flags` are sent with the ids, under their names."""
 
     def run(typed: Typed) -> int:
         if not typed.arguments:
             raise UserError(f"which jobs should `gpuyard {name}` change?", hint=f"name them: {IDS}")
         given = {flag.name: True for flag in flags if typed.flag(flag.name)}
-        body = {"ids": selection_text(typed.arguments), **given}
-        return change(typed, name, body, done, not_done or f"is not {done}")
+        return change(typed, name, {"ids": selection_text(typed.arguments), **given})
 
     options = (*flags, _ALLOW_MISSING, JSON) if name in VERBS else (*flags, JSON)
     return Command(Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", options, SEVERAL), run)
@@ -39,8 +50,7 @@ def _run_priority(typed: Typed) -> int:
         priority = int(number)
     except ValueError:
         raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
-    body = {"ids": selection_text(ids), "priority": priority}
-    return change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
+    return change(typed, "priority", {"ids": selection_text(ids), "priority": priority})
 
 
 _PRIORITY = Verb(
@@ -53,17 +63,14 @@ COMMANDS = {
     "cancel": _verb(
         "cancel",
         "A running job and every process it started get SIGTERM; what still runs after its grace time is killed.",
-        "cancelled",
     ),
-    "hold": _verb("hold", "They keep their place in the queue, and wait for `gpuyard release`.", "held"),
+    "hold": _verb("hold", "They keep their place in the queue, and wait for `gpuyard release`."),
     "priority": Command(_PRIORITY, _run_priority),
-    "release": _verb("release", "Each starts in queue order, when a GPU has enough free memory.", "released"),
+    "release": _verb("release", "Each starts in queue order, when a GPU has enough free memory."),
     "resume": _verb(
         "resume",
         "Each continues where it stopped as soon as its GPU has enough free memory; `gpuyard why` says what it waits "
         "for.",
-        "will resume when memory is free:",
-        "is unchanged",
     ),
     "retry": _verb(
         "retry",
@@ -72,29 +79,26 @@ COMMANDS = {
         "HF_TOKEN, are dropped when a job has ended: they are taken from this shell.\n\n"
         "A job that is named by its id runs again in any case. Of a range or a selection without state=, only the jobs "
         "that failed or were rejected run again: those that succeeded or were cancelled are left alone, and counted.",
-        "queued again",
-        flags=(
-            Option("only", "flag", None, "Leave jobs that were skipped because of these as they are."),
-            Option("all", "flag", None, "Of a range or a selection, retry jobs that succeeded or were cancelled, too."),
-        ),
+        Option("only", "flag", None, "Leave jobs that were skipped because of these as they are."),
+        Option("all", "flag", None, "Of a range or a selection, retry jobs that succeeded or were cancelled, too."),
     ),
     "suspend": _verb(
         "suspend",
         "Other jobs can use their GPUs meanwhile. After `gpuyard resume` a suspended job continues where it stopped; "
         "its program does not notice. Needs a driver that supports it, and enough free RAM.",
-        "suspending",
-        "is unchanged",
     ),
 }
 
 
-def change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
+def change(typed: Typed, verb: str, body: dict[str, object]) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
     second = second_request(verb, answer, allow_missing=typed.flag("allow-missing"))
     if second is not None:
         answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second}))
-    say_answer(typed, answer, *([f"{done} {answer['changed']}{revived_text(answer)}"] if answer["count"] else []))
+    done, not_done = ACTS[verb]
+    text = f"{done.format(**body)} {answer['changed']}{revived_text(answer)}"
+    say_answer(typed, answer, *([text] if answer["count"] else []))
     # A finished job that cannot be retried has another reason, which has to be named.
     words = str(body["ids"]).replace(",", " ").split()
     counts_finished = verb != "retry" and any(word == "all" or "=" in word for word in words)

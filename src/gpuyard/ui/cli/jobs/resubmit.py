@@ -59,9 +59,7 @@ def _run_edit(typed: Typed) -> int:
     options = _changed_options(typed)
     if not options:
         raise UserError("no option is given to change", hint="such as gpuyard edit 17 --vram 16G --priority 5")
-    return change(
-        typed, "edit", {"ids": selection_text(typed.arguments), "options": options}, "edited", "is not edited"
-    )
+    return change(typed, "edit", {"ids": selection_text(typed.arguments), "options": options})
 
 
 RESUBMIT = Verb(

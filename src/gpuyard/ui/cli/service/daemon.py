@@ -86,12 +86,11 @@ def _restart(typed: Typed) -> int:
     status = request("GET", "/status")
     for each in notes:
         note(f"gpuyard: {each}")
-    if before is None:
-        answer = {**status, "replaced": None}
-        return say_answer(typed, answer, f"daemon started (pid {status['pid']}); none was running")
-    answer = {**status, "replaced": {"pid": before["pid"], "version": before["version"]}}
-    text = f"daemon restarted (pid {status['pid']}, version {status['version']}){_still_running(status)}"
-    return say_answer(typed, answer, text)
+    text = f"daemon started (pid {status['pid']}); none was running"
+    if before is not None:
+        text = f"daemon restarted (pid {status['pid']}, version {status['version']}){_still_running(status)}"
+    replaced = None if before is None else {key: before[key] for key in ("pid", "version")}
+    return say_answer(typed, {**status, "replaced": replaced}, text)
 
 
 def _still_running(status: Answer) -> str:
