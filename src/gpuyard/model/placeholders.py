@@ -59,20 +59,6 @@ def check_known(texts: Sequence[str], known: Collection[str], source: str) -> No
     raise UserError(text, hint=f"{literal}, or give a value for it")
 
 
-def check_used(texts: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse a sweep over a value that no placeholder uses: its jobs would be alike."""
-    used = used_names(texts)
-    unused = next((name for name in names if name not in used), None)
-    if unused is None:
-        return
-    near = nearest(unused, [name for name in used if name not in names])
-    meant = "" if near is None else f"; did you mean {{{unused}}} instead of {{{near}}}?"
-    raise UserError(
-        f"no placeholder uses the values of --sweep {unused}{meant}",
-        hint=f"write {{{unused}}} into the command, or --env {unused.upper()}={{{unused}}}",
-    )
-
-
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Return the known name that is most like `name`, apart from capitals; None if none is similar."""
     folded = {each.casefold(): each for each in known}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpuyard.errors import UserError
 from gpuyard.model.option_values import Options
-from gpuyard.model.placeholders import ArrayElement, check_known, check_used
+from gpuyard.model.placeholders import ArrayElement, check_known, nearest, used_names
 
 SWEEP_PREFIX = "GPUYARD_SWEEP_"
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -213,7 +213,14 @@ def check_placeholders(command: Sequence[str], options: Options, elements: Itera
     if options["sweep"]:
         files = filter(None, (options["output"], options["error"]))
         mentioned = [f"{{{name}}}" for name in names if any(variable_of(name) in text for text in texts)]
-        check_used([*texts, *files, *mentioned], names)
+        used = used_names([*texts, *files, *mentioned])
+        if (unused := next((name for name in names if name not in used), None)) is not None:  # its jobs would be alike
+            near = nearest(unused, [name for name in used if name not in names])
+            meant = "" if near is None else f"; did you mean {{{unused}}} instead of {{{near}}}?"
+            raise UserError(
+                f"no placeholder uses the values of --sweep {unused}{meant}",
+                hint=f"write {{{unused}}} into the command, or --env {unused.upper()}={{{unused}}}",
+            )
 
 
 def varying_names(elements: Sequence[ArrayElement]) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ def update_pace(
     least = min((each for each in (average, memory.now) if each is not None), default=None)
     reserved = expected.unshown_mb + (expected.run_mb if before.running else 0.0)
     gate = judge_steadily(memory.gate, _is_at_most(pace.min_free_memory_mb, least), now, pace.steady_s)
+    loads, most_percent = before.device_loads, pace.max_gpu_percent
     return replace(
         before,
         sampled_at=snapshot.taken_at,
@@ -89,12 +90,7 @@ def update_pace(
         cpu=load(before.cpu, host.cpu_percent, expected.cpu_percent, pace.max_cpu_percent),
         memory=replace(memory, seen=least, judged=None if least is None else least - reserved, gate=gate),
         device_loads={
-            each.id: load(
-                before.device_loads.get(each.id),
-                each.utilization_percent,
-                expected.loads.get(each.id, 0.0),
-                pace.max_gpu_percent,
-            )
+            each.id: load(loads.get(each.id), each.utilization_percent, expected.loads.get(each.id, 0.0), most_percent)
             for each in devices
         },
         device_memory={each.id: device_memory(each) for each in devices},

@@ -42,27 +42,12 @@ class BatchGateState(Struct, frozen=True, kw_only=True):
     silent: str | None = None
 
 
-class GateSample(Struct, frozen=True, kw_only=True):
-    """A row of a sample log: the host, and one device if any, as the gates saw them."""
-
-    taken_at: str | None = None
-    event: str
-    job: int | None = None
-    index: str | None = None
-    device: str | None = None
-    cpu_percent: float | None = None
-    cpu_smoothed_percent: float | None = None
-    cpu_judged_percent: float | None = None
-    memory_available_mb: float | None = None
-    memory_judged_mb: float | None = None
-    gpu_percent: float | None = None
-    gpu_smoothed_percent: float | None = None
-    gpu_judged_percent: float | None = None
-    gpu_memory_used_mb: float | None = None
-    gpu_memory_judged_mb: float | None = None
-    gpu_memory_charged_mb: float | None = None
-    running: int = 0
-    held_by: str | None = None
+# The columns of a sample log: the host, and one device if any, as the gates saw them.
+COLUMNS = (
+    "taken_at", "event", "job", "index", "device", "cpu_percent", "cpu_smoothed_percent", "cpu_judged_percent",
+    "memory_available_mb", "memory_judged_mb", "gpu_percent", "gpu_smoothed_percent", "gpu_judged_percent",
+    "gpu_memory_used_mb", "gpu_memory_judged_mb", "gpu_memory_charged_mb", "running", "held_by",
+)  # fmt: skip
 
 
 class _WaitingBatch(Struct, kw_only=True):
@@ -85,7 +70,7 @@ class BatchGates:
         """`to_wall` makes a time of the queue one for people, for the sample log."""
         self._transitions, self._to_wall = transitions, to_wall
         self._waiting: dict[int, _WaitingBatch] = {}
-        self._rows: list[tuple[str, GateSample]] = []
+        self._rows: list[tuple[str, dict[str, Any]]] = []
         self._runs: dict[str, Live] = {}
         self._ended: list[tuple[float, Live]] = []
 
@@ -176,7 +161,7 @@ class BatchGates:
             if batch.gate == "stagger":
                 yield (batch.pace_state.launched_at or 0.0) + batch.pace.stagger_s
 
-    def take_rows(self) -> list[tuple[str, GateSample]]:
+    def take_rows(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the new rows of sample logs, each with its file."""
         rows, self._rows = self._rows, []
         return rows
@@ -255,28 +240,28 @@ class BatchGates:
             fields = {"event": "launch", "job": job.id, "index": job.values.get("index")}
             fields["gpu_memory_charged_mb"] = start.charged_mb
         taken_at, state = sample.snapshot.taken_at, batch.pace_state
-        host = GateSample(
+        host = {
+            **dict.fromkeys(COLUMNS),
             **fields,
-            taken_at=None if taken_at is None else iso_time(self._to_wall(taken_at)),
-            cpu_percent=state.cpu.now,
-            cpu_smoothed_percent=state.cpu.smoothed.value,
-            cpu_judged_percent=state.cpu.judged,
-            memory_available_mb=state.memory.now,
-            memory_judged_mb=state.memory.judged,
-            running=state.running,
-        )
+            "taken_at": None if taken_at is None else iso_time(self._to_wall(taken_at)),
+            "cpu_percent": state.cpu.now,
+            "cpu_smoothed_percent": state.cpu.smoothed.value,
+            "cpu_judged_percent": state.cpu.judged,
+            "memory_available_mb": state.memory.now,
+            "memory_judged_mb": state.memory.judged,
+            "running": state.running,
+        }
         for device in devices:
             load = state.device_loads.get(device.id, pacing.GateFigure())
             memory = state.device_memory.get(device.id, pacing.GateFigure())
-            row = replace(
-                host,
-                device=device.id,
-                gpu_percent=load.now,
-                gpu_smoothed_percent=load.smoothed.value,
-                gpu_judged_percent=load.judged,
-                gpu_memory_used_mb=memory.now,
-                gpu_memory_judged_mb=memory.judged,
-            )
-            self._rows.append((path, row))
+            of_device = {
+                "device": device.id,
+                "gpu_percent": load.now,
+                "gpu_smoothed_percent": load.smoothed.value,
+                "gpu_judged_percent": load.judged,
+                "gpu_memory_used_mb": memory.now,
+                "gpu_memory_judged_mb": memory.judged,
+            }
+            self._rows.append((path, host | of_device))
         if not devices:
             self._rows.append((path, host))

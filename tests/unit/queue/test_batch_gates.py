@@ -16,7 +16,7 @@ from gpuyard.policy.batch_pacing import PaceState
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import Plan, Start, WaitingJob
-from gpuyard.queue.batch_gates import BatchGates, BatchGateState, GateSample
+from gpuyard.queue.batch_gates import BatchGates, BatchGateState
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.policy.test_placement import GB, card
 from tests.unit.store import QueueDb, attempt_of
@@ -317,7 +317,7 @@ def test_a_bound_on_an_unreadable_figure_is_reported_once(bench: Bench, caplog: 
 LOGGED = {"max_gpu_percent": 70.0, "max_gpu_memory_mb": 20 * GB, "sample_log": "/data/samples.csv"}
 
 
-def rows_of(bench: Bench) -> list[GateSample]:
+def rows_of(bench: Bench) -> list[dict[str, Any]]:
     taken = bench.batch_gates.take_rows()
     assert {path for path, _ in taken} <= {"/data/samples.csv"}
     return [row for _, row in taken]
@@ -337,10 +337,10 @@ def test_each_sample_has_a_row_per_device_with_the_reason_that_holds_the_next_ru
     for _ in range(2):  # a sample that two steps use has one row
         bench.batch_gates.record(held, sample, NOW)
     first, second = rows_of(bench)
-    assert (first.event, first.device, second.device) == ("sample", "G0", "G1")
-    assert (first.cpu_percent, first.cpu_smoothed_percent, first.memory_judged_mb) == (10.0, 10.0, 16 * GB)
-    assert (first.gpu_percent, first.gpu_smoothed_percent, first.gpu_memory_used_mb) == (40.0, 40.0, 5 * GB)
-    assert (first.held_by, first.job, first.running) == ("CPU 95% > 80%", None, 0)
+    assert (first["event"], first["device"], second["device"]) == ("sample", "G0", "G1")
+    assert (first["cpu_percent"], first["cpu_smoothed_percent"], first["memory_judged_mb"]) == (10.0, 10.0, 16 * GB)
+    assert (first["gpu_percent"], first["gpu_smoothed_percent"], first["gpu_memory_used_mb"]) == (40.0, 40.0, 5 * GB)
+    assert (first["held_by"], first["job"], first["running"]) == ("CPU 95% > 80%", None, 0)
     assert bench.batch_gates.take_rows() == []
 
 
@@ -350,15 +350,20 @@ def test_a_launch_has_a_row_for_its_device_with_the_figures_of_its_sample(queue_
     share = Share(device_id="G1", memory_mb=2 * GB, is_exclusive=False)
     bench.launch(bench.runs[2], sample, NOW, share, charged_mb=7 * GB)
     (row,) = rows_of(bench)
-    assert (row.event, row.job, row.index, row.device) == ("launch", bench.runs[2], "2", "G1")
-    assert (row.gpu_memory_judged_mb, row.gpu_memory_charged_mb) == (5 * GB, 7 * GB)
+    assert (row["event"], row["job"], row["index"], row["device"]) == ("launch", bench.runs[2], "2", "G1")
+    assert (row["gpu_memory_judged_mb"], row["gpu_memory_charged_mb"]) == (5 * GB, 7 * GB)
 
 
 def test_a_machine_without_devices_has_a_row_for_the_host(queue_db: QueueDb) -> None:
     bench = Bench(queue_db, **LOGGED)
     bench.launch(bench.runs[0], bench.add_sample())
     (row,) = rows_of(bench)
-    assert (row.event, row.device, row.gpu_percent, row.taken_at) == ("launch", None, None, "1970-01-01T00:16:40.000Z")
+    assert (row["event"], row["device"], row["gpu_percent"], row["taken_at"]) == (
+        "launch",
+        None,
+        None,
+        "1970-01-01T00:16:40.000Z",
+    )
 
 
 def test_a_start_that_failed_is_not_a_launch(queue_db: QueueDb) -> None:
@@ -367,5 +372,5 @@ def test_a_start_that_failed_is_not_a_launch(queue_db: QueueDb) -> None:
     (lane,) = bench.lanes
     start = Start(job_id=bench.runs[0], lane=lane, claim=Claim(shares=()))
     bench.batch_gates.record(Plan(starts=(start,)), sample, NOW)
-    assert [row.event for row in rows_of(bench)] == ["sample"]
+    assert [row["event"] for row in rows_of(bench)] == ["sample"]
     assert bench.state.launched_at is None

@@ -5,9 +5,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gpuyard.errors import GpuyardError
@@ -15,14 +14,12 @@ from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
 from gpuyard.policy.usage_curve import READ_OFTEN_EVERY_S
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
-from gpuyard.queue.batch_gates import GateSample
+from gpuyard.queue.batch_gates import COLUMNS
 
 if TYPE_CHECKING:
     from gpuyard.probes.sample_log import RowLog
 
 _log = logging.getLogger(__name__)
-# Of a sample log: the values that the gates of a batch saw.
-COLUMNS = GateSample.__struct_fields__
 
 
 class SamplingThread:
@@ -151,7 +148,7 @@ class SampleLogs:
         self._logs: dict[str, RowLog] = {}
         self._failed: set[str] = set()
 
-    def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
+    def write(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Append each row to the log at its path."""
         for path in {path for path, _ in rows}:
             try:
@@ -159,10 +156,11 @@ class SampleLogs:
                     from gpuyard.probes.sample_log import RowLog  # with the first batch
 
                     self._logs[path] = RowLog(Path(path), COLUMNS)
-                own = [to_builtins(row) for each, row in rows if each == path]
-                for row in own:
-                    row |= {name: round(value, 2) for name, value in row.items() if isinstance(value, float)}
-                self._logs[path].write_rows(own)
+                own = [row for each, row in rows if each == path]
+                floats = (
+                    {name: round(each, 2) for name, each in row.items() if isinstance(each, float)} for row in own
+                )
+                self._logs[path].write_rows([row | rounded for row, rounded in zip(own, floats, strict=True)])
                 self._failed.discard(path)
             except GpuyardError as error:
                 if path not in self._failed:

@@ -3,7 +3,7 @@ prune empty runs, and write a summary. Repeating it gives the same result: `prun
 
 A program that prunes keeps data *here*, in the output root, and moves empty runs; or *there*: it moves runs with data
 to the prune root. Not told which, it is *there* if the output root has no data, and some run reported frames or has
-data in the prune root. If fewer folders that have names of the program's own have data than the runs that they may belong
+data in the prune root. If fewer folders with names of the program's own have data than the runs that they may belong
 to, only the number of kept runs is known."""
 
 import contextlib

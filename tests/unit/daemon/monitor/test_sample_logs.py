@@ -4,22 +4,17 @@ import csv
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuyard.daemon.monitor.sampling import COLUMNS, SampleLogs
-from gpuyard.queue.batch_gates import GateSample
+from gpuyard.daemon.monitor.sampling import SampleLogs
+from gpuyard.queue.batch_gates import COLUMNS
 
-LAUNCH = GateSample(
-    taken_at="2026-01-01T00:00:00.000Z",
-    event="launch",
-    job=7,
-    index="3",
-    device="GPU-a",
-    cpu_percent=12.3456,
-    gpu_memory_charged_mb=7000.0,
-    running=2,
-)
+LAUNCH: dict[str, Any] = dict.fromkeys(COLUMNS) | {
+    "taken_at": "2026-01-01T00:00:00.000Z", "event": "launch", "job": 7, "index": "3", "device": "GPU-a",
+    "cpu_percent": 12.3456, "gpu_memory_charged_mb": 7000.0, "running": 2,
+}  # fmt: skip
 
 
 def test_a_row_has_every_column_and_unknown_values_are_empty(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import SampleLog
-from gpuyard.queue.batch_gates import GateSample
+from gpuyard.queue.batch_gates import COLUMNS
 from gpuyard.ui.cli.recipes.datagen import ProposedLimit, propose_limits, read_sample_log
 
 
@@ -66,17 +66,11 @@ def test_the_busiest_gpu_decides_also_beside_many_idle_ones() -> None:
 
 
 def test_a_log_of_a_batch_is_read_too() -> None:
-    row = GateSample(
-        event="sample",
-        device="A",
-        cpu_smoothed_percent=40.0,
-        cpu_judged_percent=90.0,
-        memory_available_mb=800.0,
-        gpu_smoothed_percent=30.0,
-        gpu_memory_used_mb=600.0,
-    )
-    rows = [{name: getattr(row, name) for name in GateSample.__struct_fields__}]
-    assert list(values(rows).values()) == [40, 800, 30, 600]
+    row = dict.fromkeys(COLUMNS) | {
+        "event": "sample", "device": "A", "cpu_smoothed_percent": 40.0, "cpu_judged_percent": 90.0,
+        "memory_available_mb": 800.0, "gpu_smoothed_percent": 30.0, "gpu_memory_used_mb": 600.0,
+    }  # fmt: skip
+    assert list(values([row]).values()) == [40, 800, 30, 600]
 
 
 def test_a_figure_that_the_log_does_not_have_gets_no_limit() -> None:

@@ -19,6 +19,7 @@ from gpuyard.model.option import Option
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.probes.sample_log import RowLog
+from gpuyard.queue.batch_gates import COLUMNS
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
     BatchPlan,
@@ -165,8 +166,6 @@ def run_batch(plan: BatchPlan, typed: Typed) -> int:
         say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
         return 0
     if "sample-log" in plan.options:
-        from gpuyard.daemon.monitor.sampling import COLUMNS
-
         try:
             RowLog(Path(plan.options["sample-log"]), COLUMNS)
         except EnvironmentFault as error:
