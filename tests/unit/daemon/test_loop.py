@@ -89,13 +89,9 @@ async def open_loop(home: Path) -> AsyncIterator[LoopFixture]:
         return latest
 
     sampling: Any = SimpleNamespace(
-        latest=latest,
-        age=lambda: 0.0,
-        request=fixture.sample_requested.set,
-        fresh=fresh,
-        close=lambda: None,
+        latest=latest, age=lambda: 0.0, request=fixture.sample_requested.set, fresh=fresh, close=lambda: None,
         watch=lambda *_: None,
-    )
+    )  # fmt: skip
     scheduler.start(cast("SamplingThread", sampling))
     try:
         await fixture.step()

@@ -63,20 +63,11 @@ def read_one() -> Device:
 @pytest.mark.usefixtures("amdsmi")
 def test_all_figures_of_a_card_are_read() -> None:
     assert read_one() == Device(
-        id="GPU-a1b2c3d4e5f60718",
-        vendor=Vendor.AMD,
-        index=0,
-        name="Example",
-        pci_bus_id="0000:05:00.0",
-        memory_total_mb=16384.0,
-        memory_used_mb=1024.0,
-        memory_free_mb=15360.0,
-        utilization_percent=64.0,
-        power_draw_w=150.0,
-        power_limit_w=250.0,
-        temperature_c=40.0,
+        id="GPU-a1b2c3d4e5f60718", vendor=Vendor.AMD, index=0, name="Example", pci_bus_id="0000:05:00.0",
+        memory_total_mb=16384.0, memory_used_mb=1024.0, memory_free_mb=15360.0, utilization_percent=64.0,
+        power_draw_w=150.0, power_limit_w=250.0, temperature_c=40.0,
         processes=(Process(pid=12, memory_mb=1.0, name="python3"),),
-    )
+    )  # fmt: skip
 
 
 def test_figures_that_a_card_or_a_release_does_not_have_are_unknown(amdsmi: Any) -> None:

@@ -31,16 +31,9 @@ PARSERS: dict[str, Callable[[str], Reading]] = {
 def test_amd_smi_metric_gives_the_figures_of_every_release_and_leaves_the_rest_unknown() -> None:
     first, second = amd_smi.parse(AMD_SMI_METRIC).devices
     assert first == Device(
-        id="amd-0",
-        vendor=Vendor.AMD,
-        index=0,
-        memory_total_mb=65520.0,
-        memory_used_mb=1024.0,
-        memory_free_mb=64496.0,
-        utilization_percent=37.0,
-        power_draw_w=205.0,
-        temperature_c=61.0,
-    )
+        id="amd-0", vendor=Vendor.AMD, index=0, memory_total_mb=65520.0, memory_used_mb=1024.0,
+        memory_free_mb=64496.0, utilization_percent=37.0, power_draw_w=205.0, temperature_c=61.0,
+    )  # fmt: skip
     assert second == Device(id="amd-1", vendor=Vendor.AMD, index=1, memory_total_mb=65520.0, temperature_c=33.0)
     (device,) = amd_smi.parse(AMD_SMI_METRIC_BARE).devices
     assert (device.utilization_percent, device.power_draw_w, device.temperature_c) == (12.0, 44.0, 41.0)
@@ -111,20 +104,11 @@ def test_merging_completes_devices_by_number_and_adds_none() -> None:
 def test_rocm_smi_json_after_a_warning_is_parsed() -> None:
     (device,) = rocm_smi.parse(ROCM_SMI_JSON).devices
     assert device == Device(
-        id="GPU-01a2b3c4d5e6f708",
-        vendor=Vendor.AMD,
-        index=0,
-        name="Navi 00 [Example]",
-        pci_bus_id="0000:0b:00.0",
-        memory_total_mb=16368.0,
-        memory_used_mb=1.0,
-        memory_free_mb=16367.0,
-        utilization_percent=7.0,
-        power_draw_w=31.5,
-        power_limit_w=264.0,
-        temperature_c=40.0,
+        id="GPU-01a2b3c4d5e6f708", vendor=Vendor.AMD, index=0, name="Navi 00 [Example]", pci_bus_id="0000:0b:00.0",
+        memory_total_mb=16368.0, memory_used_mb=1.0, memory_free_mb=16367.0, utilization_percent=7.0,
+        power_draw_w=31.5, power_limit_w=264.0, temperature_c=40.0,
         processes=(Process(pid=4242, memory_mb=512.0, name="python3"),),
-    )
+    )  # fmt: skip
     assert rocm_smi.parse('{"system": {"Driver version": "6.7.0"}}') == Reading()
     assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
 
@@ -153,14 +137,9 @@ def test_old_rocm_smi_output_has_numbered_sensors_and_units_after_values() -> No
 def test_radeontop_gives_the_load_and_the_memory_that_was_read() -> None:
     (device,) = radeontop.parse(RADEONTOP).devices
     assert device == Device(
-        id="0000:0a:00.0",
-        vendor=Vendor.AMD,
-        pci_bus_id="0000:0a:00.0",
-        memory_total_mb=8192.0,
-        memory_used_mb=2048.0,
-        memory_free_mb=6144.0,
-        utilization_percent=12.5,
-    )
+        id="0000:0a:00.0", vendor=Vendor.AMD, pci_bus_id="0000:0a:00.0", memory_total_mb=8192.0,
+        memory_used_mb=2048.0, memory_free_mb=6144.0, utilization_percent=12.5,
+    )  # fmt: skip
     (device,) = radeontop.parse(RADEONTOP_OLD).devices
     assert (device.id, device.memory_used_mb, device.memory_total_mb) == ("amd-0", 20.0, None)
     (device,) = radeontop.parse(RADEONTOP_NO_VRAM).devices

@@ -27,13 +27,9 @@ def with_statistics(statistics: str) -> str:
 
 def test_apple_silicon_reports_name_use_and_used_memory_but_no_total() -> None:
     assert only(M3) == Device(
-        id="apple-gpu-0",
-        vendor=Vendor.APPLE,
-        index=0,
-        name="Apple M3 Pro",
-        memory_used_mb=1536.0,
+        id="apple-gpu-0", vendor=Vendor.APPLE, index=0, name="Apple M3 Pro", memory_used_mb=1536.0,
         utilization_percent=42.0,
-    )
+    )  # fmt: skip
     assert only(with_statistics('{"In use system memory"=0}')).memory_used_mb == 0.0
     assert only(M3.replace('"model"', '"IOClass"')).name == "AGXAcceleratorG15X"
     device = only('"PerformanceStatistics" = {"Device Utilization %"=16}\n')

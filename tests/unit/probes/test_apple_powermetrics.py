@@ -25,13 +25,9 @@ def only(output: str) -> Device:
 
 def test_a_plist_gives_name_use_and_power_but_no_memory() -> None:
     assert only(plist()) == Device(
-        id="apple-gpu-0",
-        vendor=Vendor.APPLE,
-        index=0,
-        name="Apple GPU (Mac15,6)",
-        utilization_percent=75.0,
+        id="apple-gpu-0", vendor=Vendor.APPLE, index=0, name="Apple GPU (Mac15,6)", utilization_percent=75.0,
         power_draw_w=2.0,
-    )
+    )  # fmt: skip
 
 
 def test_power_is_that_of_the_processors_else_energy_over_time() -> None:

@@ -16,19 +16,15 @@ from tests.unit.probes.expected_devices import EXPECTED
 
 FOLDER = Path(os.environ.get("GPUYARD_SAMPLES", "/nonexistent"))
 OTHER_FORMS = {
-    "amd-smi/amd-smi-metric-power-text.txt",
-    "amd-smi/amd-smi-monitor-ptv__mi300-cpx32.txt",
+    "amd-smi/amd-smi-metric-power-text.txt", "amd-smi/amd-smi-monitor-ptv__mi300-cpx32.txt",
     "nvidia-smi-csv/query-gpu-csv-noheader-nounits__all-NA.txt",
     "nvidia-smi-csv/query-gpu-csv-noheader-nounits__util-NA-a100-mig.txt",
     "powermetrics/powermetrics-text-all__powermetrics-tui.txt",
     "powermetrics/powermetrics-text__Mac13,1-m1max-macos14.txt",
     "powermetrics/powermetrics-text__Macmini9,1-m1-loaded.txt",
-    "powermetrics/powermetrics-text__powermetrics-go.txt",
-    "rocm-smi/rocm-smi-table__mi300x4.txt",
-    "xpu-smi/xpu-smi-ps.txt",
-    "xpu-smi/xpu-smi-stats__table.txt",
-    "xpu-smi/xpumcli-dump__tile-blank-field.txt",
-}
+    "powermetrics/powermetrics-text__powermetrics-go.txt", "rocm-smi/rocm-smi-table__mi300x4.txt",
+    "xpu-smi/xpu-smi-ps.txt", "xpu-smi/xpu-smi-stats__table.txt", "xpu-smi/xpumcli-dump__tile-blank-field.txt",
+}  # fmt: skip
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.txt"))
 # The tool may print an error instead of either.
 ERRORS_OF = {"nvidia-smi-error": ("nvidia-smi-xml", "nvidia-smi-csv", "nvidia-smi-apps")}

@@ -110,14 +110,10 @@ def ends_of(
         return taken
 
     parts = SimpleNamespace(
-        transitions=transitions,
-        engines=SimpleNamespace(ended=ended),
-        cluster_dispatch=SimpleNamespace(verdict=lambda *_: None),
-        leases=SimpleNamespace(health_marks=lambda: ()),
-        usage_tracker=SimpleNamespace(last=None),
-        progress_tracker=progress,
-        me=SimpleNamespace(boot_id="b"),
-    )
+        transitions=transitions, engines=SimpleNamespace(ended=ended),
+        cluster_dispatch=SimpleNamespace(verdict=lambda *_: None), leases=SimpleNamespace(health_marks=lambda: ()),
+        usage_tracker=SimpleNamespace(last=None), progress_tracker=progress, me=SimpleNamespace(boot_id="b"),
+    )  # fmt: skip
     return AttemptEnds(cast("QueueParts", parts))
 
 

@@ -134,16 +134,9 @@ def queue() -> Iterator[QueueUnderTest]:
 
 def test_the_typed_options_are_the_terms_and_no_local_device_is_named(queue: QueueUnderTest) -> None:
     job_id = queue.submit(
-        "train",
-        gpus="1",
-        vram="8G",
-        cpus="4",
-        ram="2G",
-        time_limit="60s",
-        priority="3",
-        name="x",
+        "train", gpus="1", vram="8G", cpus="4", ram="2G", time_limit="60s", priority="3", name="x",
         engine_option=["-q a"],
-    )
+    )  # fmt: skip
     queue.step()
     launch = queue.engine.submitted[job_id]
     terms = launch.terms

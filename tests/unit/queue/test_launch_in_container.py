@@ -51,11 +51,8 @@ def test_devices_are_named_as_in_the_container(vendor: Vendor, tool: str | None,
     container = None if tool is None else Container(image="image", tool=tool)
     job = replace(JOB, spec=replace(SPEC, container=container))
     launch = launch_of(
-        job,
-        1,
-        Held(devices),
-        Snapshot(taken_at=0.0, host=Host(), devices=devices),
+        job, 1, Held(devices), Snapshot(taken_at=0.0, host=Host(), devices=devices),
         Rules(limits=SchedulingLimits(cpu_jobs=1)),
-    )
+    )  # fmt: skip
     assert expected.items() <= launch.environment.items()
     assert [device.id for device in launch.devices] == ([] if tool is None else [each.id for each in devices[2:]])

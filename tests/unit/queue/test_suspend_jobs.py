@@ -30,13 +30,10 @@ def suspended(
     spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(devices=2, memory=memory))
     job = Job(id=1, spec=spec, state=JobState.SUSPENDED, priority=0, user="ada", submitted_at=0.0)
     attempt = attempt_of(
-        1,
-        1.0,
-        devices=("G0", "G1"),
-        reserved_mb=None if reserved_gb is None else reserved_gb * GB,
+        1, 1.0, devices=("G0", "G1"), reserved_mb=None if reserved_gb is None else reserved_gb * GB,
         usage=Usage(peaks_mb={device_id: gb * GB for device_id, gb in held_gb.items()}) if held_gb else None,
         parked=by or SuspendedBy.FOR_ROOM,
-    )
+    )  # fmt: skip
     return Live(job=job, attempt=attempt)
 
 

@@ -32,29 +32,15 @@ from tests.unit.store import end_attempt
 
 SPEC = JobSpec(command=("python", "train.py"), cwd="/data/me", environment={"LANG": "caf\udce9"}, need=Need())
 FULL = JobSpec(
-    command=("run", "{lr}"),
-    cwd="/data/me",
-    environment={},
+    command=("run", "{lr}"), cwd="/data/me", environment={},
     need=Need(devices=2, memory=FixedMemory(8192.0), vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)),
-    name="big",
-    tag="night",
-    retries=2,
-    time_limit_s=3600.0,
-    grace_s=5.0,
-    duration_s=600.0,
-    on_reboot=OnReboot.REQUEUE,
-    stdin="in.txt",
-    log_cap_mb=64.0,
-    is_array=True,
-)
+    name="big", tag="night", retries=2, time_limit_s=3600.0, grace_s=5.0, duration_s=600.0,
+    on_reboot=OnReboot.REQUEUE, stdin="in.txt", log_cap_mb=64.0, is_array=True,
+)  # fmt: skip
 LEARNING = replace(
-    SPEC,
-    need=replace(SPEC.need, memory=UnknownMemory()),
-    configuration="c0ffee",
-    preempts=True,
-    on_preempt=OnPreempt.REQUEUE,
-    name="learns",
-)
+    SPEC, need=replace(SPEC.need, memory=UnknownMemory()), configuration="c0ffee", preempts=True,
+    on_preempt=OnPreempt.REQUEUE, name="learns",
+)  # fmt: skip
 ELSEWHERE = replace(SPEC, engine="slurm", engine_options=("--partition=big",), cpus=4)
 PACED = replace(
     SPEC,
@@ -76,13 +62,9 @@ PACED = replace(
 )
 SHORTAGE = Shortage(where=ShortageKind.DEVICE, says="CUDA out of memory", asked_mb=2048.0, held_mb=6144.0)
 USAGE = Usage(
-    peaks_mb={"GPU-a": 6144.0, "GPU-b": 512.0},
-    ram_mb=900.0,
-    load_percent=55.0,
-    load_s=3.0,
-    curve=((0.5, 100.0), (9.0, 6144.0)),
-    grew_at_s=9.0,
-)
+    peaks_mb={"GPU-a": 6144.0, "GPU-b": 512.0}, ram_mb=900.0, load_percent=55.0, load_s=3.0,
+    curve=((0.5, 100.0), (9.0, 6144.0)), grew_at_s=9.0,
+)  # fmt: skip
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
 
@@ -101,15 +83,9 @@ def submit(store: JobStore, job: Job, elements: Sequence[ArrayElement] = (ArrayE
 
 def attempt(job_id: int, number: int = 1) -> Attempt:
     return Attempt(
-        job_id=job_id,
-        number=number,
-        phase=Started(at=1010.0, keeper_pid=4000 + job_id),
-        boot_id="boot-1",
-        lease_id=f"lease-{job_id}",
-        devices=("GPU-a", "GPU-b"),
-        log=f"/logs/{job_id}.{number}",
-        stop_at=4610.0,
-    )
+        job_id=job_id, number=number, phase=Started(at=1010.0, keeper_pid=4000 + job_id), boot_id="boot-1",
+        lease_id=f"lease-{job_id}", devices=("GPU-a", "GPU-b"), log=f"/logs/{job_id}.{number}", stop_at=4610.0,
+    )  # fmt: skip
 
 
 def fill(store: JobStore) -> None:

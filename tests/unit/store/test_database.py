@@ -201,16 +201,9 @@ def test_a_batch_is_read_back_with_its_pace_and_state(reopened: Database) -> Non
     assert [job.job_id for job in queue.jobs] == [20]
     assert (queue.lane.group, queue.lane.group_limit) == (18, 2)
     assert queue.lane.pace == BatchPace(
-        max_cpu_percent=85.0,
-        min_free_memory_mb=2048.0,
-        max_gpu_percent=80.0,
-        max_gpu_memory_mb=8000.0,
-        run_ram_mb=512.0,
-        smoothing_s=4.0,
-        steady_s=2.0,
-        stagger_s=1.5,
-        sample_log="/data/me/samples.csv",
-    )
+        max_cpu_percent=85.0, min_free_memory_mb=2048.0, max_gpu_percent=80.0, max_gpu_memory_mb=8000.0,
+        run_ram_mb=512.0, smoothing_s=4.0, steady_s=2.0, stagger_s=1.5, sample_log="/data/me/samples.csv",
+    )  # fmt: skip
     assert store.last_start_in_batch(18) == 1030.0
     assert BatchGates(JobTransitions(store)).saved_state(18) == BatchGateState(
         waits_s={"cpu": 12.5, "gpu-memory": 3.0}, unknown=("--max-gpu",)

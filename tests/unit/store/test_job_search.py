@@ -59,12 +59,9 @@ def walked(queue: Queue, used: dict[tuple[str, str], float]) -> list[int]:
 
 
 jobs = st.tuples(
-    st.sampled_from(["ann", "bob"]),
-    st.sampled_from(["", "night", "day"]),
-    st.integers(-1, 1),
+    st.sampled_from(["ann", "bob"]), st.sampled_from(["", "night", "day"]), st.integers(-1, 1), st.integers(0, 3),
     st.integers(0, 3),
-    st.integers(0, 3),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -333,15 +333,10 @@ def test_all_changes_of_a_live_attempt_are_read_back(queue_db: QueueDb) -> None:
     begun = queue_db.run(*queue_db.add())
     assert queue_db.store.attempts(1) == [begun]
     changed = replace(
-        begun,
-        stopping=OutcomeKind.TIMED_OUT,
-        kill_at=130.0,
-        reserved_mb=2048.0,
-        parked=SuspendedBy.BY_PERSON,
-        suspended_at=150.0,
-        suspended_s=7.5,
+        begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0, reserved_mb=2048.0, parked=SuspendedBy.BY_PERSON,
+        suspended_at=150.0, suspended_s=7.5,
         usage=Usage(peaks_mb={"G0": 10.0}, curve=((0.5, 10.0),), grew_at_s=0.5, levels_mb={"G0": 10.0}),
-    )
+    )  # fmt: skip
     queue_db.store.update_attempt(changed)
     assert [attempt for _, attempt in queue_db.store.live_attempts()] == [changed]
 

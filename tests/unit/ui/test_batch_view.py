@@ -120,13 +120,10 @@ def test_a_summary_contains_the_results_and_the_waits_longest_first() -> None:
     first, *others = summary_lines(SUMMARY, PLAN)
     assert first == "city: all 400 runs succeeded, in 1h 12m"
     assert [line.strip() for line in others] == [
-        "",
-        "frames  47,520",
-        "pruned  31 runs without a frame, in /data/empty",
-        "waited  22m 10s for a GPU to be less busy (--max-gpu)",
-        "1m 1s for the CPU to be less busy (--max-cpu)",
+        "", "frames  47,520", "pruned  31 runs without a frame, in /data/empty",
+        "waited  22m 10s for a GPU to be less busy (--max-gpu)", "1m 1s for the CPU to be less busy (--max-cpu)",
         "files   /data/out",
-    ]
+    ]  # fmt: skip
 
 
 def test_a_summary_names_failed_and_unmoved_runs_and_limits_that_were_not_enforced() -> None:

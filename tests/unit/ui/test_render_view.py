@@ -94,15 +94,11 @@ def summed_up(report: RenderReport, *bad: ManifestMistake) -> list[str]:
 def test_the_summary_shows_what_was_rendered_and_the_time_and_bytes_it_took() -> None:
     done = status(state="finished", rendered=1900, skipped=0, stalls_s={"disk": 61.0, "slot": 0.2, "vram": 700.0})
     assert summed_up(RenderReport(status=done, skipped=())) == [
-        "1,900 of 2,000 labels rendered, 100 existed already, in 12m 5s",
-        "",
+        "1,900 of 2,000 labels rendered, 100 existed already, in 12m 5s", "",
         "  moved   60 GB read, 80 GB uploaded, 1 GB brought back to RAM",
-        "  assets  90 found in VRAM, 6 in RAM, 4 on disk",
-        "  peak    VRAM 43 GB of 44 GB, RAM 89 GB of 90 GB",
-        "  waited  11m 40s for free VRAM (--vram-budget)",
-        "          1m 1s for the disk",
-        "  files   /out",
-    ]
+        "  assets  90 found in VRAM, 6 in RAM, 4 on disk", "  peak    VRAM 43 GB of 44 GB, RAM 89 GB of 90 GB",
+        "  waited  11m 40s for free VRAM (--vram-budget)", "          1m 1s for the disk", "  files   /out",
+    ]  # fmt: skip
 
 
 def test_the_summary_names_the_first_few_skipped_labels_of_each_kind() -> None:

@@ -8,12 +8,9 @@ from gpuyard.ui.cli.jobs.job_text import devices_text, memory_text, result_text,
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, cut, join_cells, lay_out
 
 COLUMNS = (
-    Column("ID", is_right=True),
-    Column("COMMAND", is_long=True),
-    Column("VRAM", is_right=True, is_spare=True),
-    Column("PRIO", is_right=True, is_spare=True),
-    Column("WHY", is_long=True),
-)
+    Column("ID", is_right=True), Column("COMMAND", is_long=True), Column("VRAM", is_right=True, is_spare=True),
+    Column("PRIO", is_right=True, is_spare=True), Column("WHY", is_long=True),
+)  # fmt: skip
 ROW = ["7", "python train.py --lr 3e-4", "8 GB", "0", "GPU 0 is held by alice, pid 1234 (nightly)"]
 
 

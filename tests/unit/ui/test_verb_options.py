@@ -31,17 +31,10 @@ BELOW = Verb("Some below.", TABLE[:1], commands={"one": Command(SINGLE, lambda _
 HEAVY = {"rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
 # Modules of gpuyard that a command imports before it sends its request.
 TO_CONNECT = {
-    "gpuyard.client.fast_http",
-    "gpuyard.client.paths",
-    "gpuyard.model.option",
-    "gpuyard.errors",
-    "gpuyard.system.user_directories",
-    "gpuyard.system.private_files",
-    "gpuyard.system.user_sockets",
-    "gpuyard.ui.cli.command_grammar",
-    "gpuyard.ui.cli.verbs",
-    "gpuyard.version",
-}
+    "gpuyard.client.fast_http", "gpuyard.client.paths", "gpuyard.model.option", "gpuyard.errors",
+    "gpuyard.system.user_directories", "gpuyard.system.private_files", "gpuyard.system.user_sockets",
+    "gpuyard.ui.cli.command_grammar", "gpuyard.ui.cli.verbs", "gpuyard.version",
+}  # fmt: skip
 TO_SUBMIT = {"gpuyard.client.submitted_code", "gpuyard.system.submitting_shell", "gpuyard.ui.cli.jobs.submit"}
 
 

@@ -201,28 +201,15 @@ texts = st.text(max_size=30) | st.sampled_from(
     ["実験 七", "\x1b[2J\x1b]0;x\x07", "a\nb\tc", "-rf $(reboot)", "e\u0301" * 20]
 )
 known_rows = st.builds(
-    ConfigStatus,
-    config=texts,
-    state=st.sampled_from(STATES),
-    gpu=st.none() | st.sampled_from(["0", "0,1,2,3"]),
-    seconds=st.none() | st.floats(0, 1e7),
-    memory_mb=st.none() | st.floats(0, 1e6),
-    attempt=st.integers(0, 1000),
-    session=st.none() | texts,
-    log=st.none() | texts,
-    last_line=st.none() | texts,
-    note=st.none() | texts,
-)
+    ConfigStatus, config=texts, state=st.sampled_from(STATES), gpu=st.none() | st.sampled_from(["0", "0,1,2,3"]),
+    seconds=st.none() | st.floats(0, 1e7), memory_mb=st.none() | st.floats(0, 1e6), attempt=st.integers(0, 1000),
+    session=st.none() | texts, log=st.none() | texts, last_line=st.none() | texts, note=st.none() | texts,
+)  # fmt: skip
 standings = st.builds(
-    SweepStatus,
-    workspace=texts,
-    task_name=texts,
-    tag=st.just("tag"),
-    rows=st.lists(known_rows, max_size=30).map(tuple),
-    is_stopped=st.booleans(),
-    left_s=st.none() | st.floats(0, 1e7),
-    why=st.none() | texts,
-)
+    SweepStatus, workspace=texts, task_name=texts, tag=st.just("tag"),
+    rows=st.lists(known_rows, max_size=30).map(tuple), is_stopped=st.booleans(),
+    left_s=st.none() | st.floats(0, 1e7), why=st.none() | texts,
+)  # fmt: skip
 
 
 @given(standings, st.integers(40, 200), st.none() | st.integers(1, 60))

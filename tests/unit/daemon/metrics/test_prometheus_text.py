@@ -24,14 +24,9 @@ DASHBOARD = Path(__file__).parents[4] / "docs/grafana.json"
 BYTES = 1024**2
 EMPTY = Snapshot(taken_at=0.0, host=Host())
 NOTHING = Scrape(
-    started_at=1.0,
-    is_paused=False,
-    counts=dict.fromkeys(JobState, 0),
-    snapshot=EMPTY,
-    breakdowns={},
-    leases={},
+    started_at=1.0, is_paused=False, counts=dict.fromkeys(JobState, 0), snapshot=EMPTY, breakdowns={}, leases={},
     counters=EventCounters(),
-)
+)  # fmt: skip
 CARD = card(0, used=6 * GB, temperature_c=60.0, power_limit_w=300.0, name="A card")
 PROMISES = [
     PromisedShare(share=each.shares[0], holder=holder, measured_mb=used, lease_id=each.id)

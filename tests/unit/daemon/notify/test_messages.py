@@ -155,14 +155,10 @@ def test_a_target_gets_each_event_once_and_a_failure_not_also_as_lack_of_memory(
 def test_a_message_names_the_job_its_outcome_and_its_log() -> None:
     failed = job(state=JobState.FAILED, reason="exit status 3", name="big")
     assert message_of(occurrence(finished(failed)), "lab") == Message(
-        events="failed",
-        title="Job 17 (big) failed on lab",
-        body="python train.py 'a b'\nexit status 3\nIt ran for 3m 20s.\nLog: /logs/17.1.log",
-        jobs="17",
-        name="big",
-        state="failed",
-        log="/logs/17.1.log",
-    )
+        events="failed", title="Job 17 (big) failed on lab",
+        body="python train.py 'a b'\nexit status 3\nIt ran for 3m 20s.\nLog: /logs/17.1.log", jobs="17", name="big",
+        state="failed", log="/logs/17.1.log",
+    )  # fmt: skip
     assert message_of(occurrence(finished(job())), "").body == "python train.py 'a b'\nIt ran for 3m 20s."
     assert message_of(occurrence(finished(job(state=JobState.REJECTED))), "").title == "Job 17 will never start"
 

@@ -103,14 +103,9 @@ def launch(job_id: int, **fields: object) -> Launch:
 def learned(job_id: int, ram_mb: float | None, seconds: float | None, memory_mb: float) -> Launch:
     basis = Basis.DEFAULT if ram_mb is None else Basis.LEARNED
     return launch(
-        job_id,
-        need=Need(memory=FixedMemory(memory_mb)),
-        memory_basis=Basis.LEARNED,
-        ram_mb=ram_mb,
-        ram_basis=basis,
-        expected_s=seconds,
-        time_basis=Basis.LEARNED,
-    )
+        job_id, need=Need(memory=FixedMemory(memory_mb)), memory_basis=Basis.LEARNED, ram_mb=ram_mb, ram_basis=basis,
+        expected_s=seconds, time_basis=Basis.LEARNED,
+    )  # fmt: skip
 
 
 def test_jobs_that_differ_in_learned_amounts_are_one_submission_on_the_most_of_each() -> None:

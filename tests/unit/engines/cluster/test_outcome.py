@@ -157,12 +157,9 @@ _TRACES = st.sampled_from(
     ]
 )
 _SIGHTINGS = st.none() | st.builds(
-    Sighting,
-    id=st.just("7"),
-    at=st.sampled_from(SiteState),
-    reason=st.sampled_from(["", "a reason"]),
+    Sighting, id=st.just("7"), at=st.sampled_from(SiteState), reason=st.sampled_from(["", "a reason"]),
     status=st.none() | st.integers(-15, 255),
-)
+)  # fmt: skip
 
 
 @given(sighting=_SIGHTINGS, trace=_TRACES, waited=st.integers(0, 6))

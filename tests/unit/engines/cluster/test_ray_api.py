@@ -34,29 +34,17 @@ from gpuyard.model.lease import FixedMemory, Need
 
 NOW = 1_794_780_900.0
 PENDING: dict[str, Any] = {
-    "type": "SUBMISSION",
-    "job_id": None,
-    "submission_id": "gpuyard-f00d-3",
-    "driver_info": None,
-    "status": "PENDING",
-    "entrypoint": "exec true",
+    "type": "SUBMISSION", "job_id": None, "submission_id": "gpuyard-f00d-3", "driver_info": None,
+    "status": "PENDING", "entrypoint": "exec true",
     "message": "Job has not started yet. It may be waiting for resources (CPUs, GPUs) to become available.",
-    "error_type": None,
-    "start_time": 1794780881073,
-    "end_time": None,
-    "metadata": {"gpuyard": "f00d", "name": "a job"},
-    "runtime_env": {},
-    "driver_agent_http_address": None,
-    "driver_node_id": None,
-    "driver_exit_code": None,
-}
+    "error_type": None, "start_time": 1794780881073, "end_time": None,
+    "metadata": {"gpuyard": "f00d", "name": "a job"}, "runtime_env": {}, "driver_agent_http_address": None,
+    "driver_node_id": None, "driver_exit_code": None,
+}  # fmt: skip
 RUNNING = {
-    **PENDING,
-    "status": "RUNNING",
-    "message": "Job is currently running.",
-    "driver_agent_http_address": "http://10.0.0.7:52365",
-    "driver_node_id": "3086791fd16d25e4",
-}
+    **PENDING, "status": "RUNNING", "message": "Job is currently running.",
+    "driver_agent_http_address": "http://10.0.0.7:52365", "driver_node_id": "3086791fd16d25e4",
+}  # fmt: skip
 OVER = {**RUNNING, "end_time": 1794780887369}
 FAILED = {
     **OVER,

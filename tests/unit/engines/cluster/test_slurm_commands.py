@@ -39,13 +39,9 @@ def listed(**cells: str) -> bytes:
     asked = commands.list_command(0)[-1].removeprefix("--Format=").split(",")
     widths = {name: int(width) for name, width in (column.split(":") for column in asked)}
     values = {
-        "ArrayJobID": "17",
-        "ArrayTaskID": "3",
-        "State": "RUNNING",
-        "NodeList": "n0",
-        "Comment": "gpuyard:t1",
+        "ArrayJobID": "17", "ArrayTaskID": "3", "State": "RUNNING", "NodeList": "n0", "Comment": "gpuyard:t1",
         **cells,
-    }
+    }  # fmt: skip
     assert values.keys() <= widths.keys()
     return b"".join(values.get(name, "").encode()[:width].ljust(width) for name, width in widths.items()) + b"\n"
 

@@ -13,13 +13,10 @@ from gpuyard.model.job import OutcomeKind
 
 CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(
-    JournalEntry,
-    st.builds("{}.{}".format, st.integers(1, 10**9), st.integers(1, 99)),
-    st.integers(1, 2**22),
+    JournalEntry, st.builds("{}.{}".format, st.integers(1, 10**9), st.integers(1, 99)), st.integers(1, 2**22),
     st.one_of(st.integers(0, 255).map(str), st.sampled_from(["began", "unbegun", "no-program"])),
-    st.none() | st.integers(1, 2**22),
-    st.none() | st.integers(0, 10**9).map(lambda number: number / 1000),
-)
+    st.none() | st.integers(1, 2**22), st.none() | st.integers(0, 10**9).map(lambda number: number / 1000),
+)  # fmt: skip
 
 
 def written(entry: JournalEntry) -> bytes:
