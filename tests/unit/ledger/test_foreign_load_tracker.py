@@ -51,12 +51,15 @@ def test_only_a_busy_process_without_a_lease_is_foreign_until_it_ends() -> None:
     assert percent(loads, snapshot(), now=0.1) == 0.0
 
 
-def test_a_process_in_another_container_counts_and_a_process_that_just_ended_does_not() -> None:
+def test_a_process_in_another_container_counts_a_sample_once_and_what_just_ended_not() -> None:
     assert percent(ForeignLoadTracker(), snapshot(ELSEWHERE)) == 90.0
     loads = ForeignLoadTracker()
     assert percent(loads, snapshot()) == 0.0
     assert percent(loads, snapshot(ELSEWHERE), now=1.0) == 0.0
     assert percent(loads, snapshot(ELSEWHERE), now=2.0) == 90.0
+    loads, sample = ForeignLoadTracker(), snapshot(os.getpid())
+    first = loads.update(sample, (), 0.0, 50.0)
+    assert loads.update(sample, (lease(),), 9.0, 50.0) is first
 
 
 def test_load_within_that_of_leases_is_not_foreign_even_just_after_they_ended() -> None:
@@ -66,12 +69,6 @@ def test_load_within_that_of_leases_is_not_foreign_even_just_after_they_ended() 
     percent(loads, snapshot(os.getpid(), percent=5.0), lease(None, pid=ELSEWHERE))
     assert percent(loads, snapshot(os.getpid()), now=1.0) == 0.0
     assert percent(loads, snapshot(os.getpid()), now=100.0) > 80.0
-
-
-def test_a_sample_counts_once() -> None:
-    loads, sample = ForeignLoadTracker(), snapshot(os.getpid())
-    first = loads.update(sample, (), 0.0, 50.0)
-    assert loads.update(sample, (lease(),), 9.0, 50.0) is first
 
 
 UNLISTED = pytest.mark.parametrize("processes", [None, ()])

@@ -87,15 +87,12 @@ def test_without_a_process_list_the_growth_of_use_counts_for_the_only_lease() ->
     )
 
 
-def test_a_process_belongs_to_the_lease_it_was_started_with_even_without_its_parent() -> None:
+def test_a_process_belongs_to_the_lease_it_was_started_with_and_a_foreign_one_to_none() -> None:
     with sleeper("b") as started:
         snapshot = machine(device("G0", {started: 500.0}))
         leases = [lease("a", "G0"), lease("b", "G0", pid=OTHER)]
         assert measure(snapshot, leases) == {("a", "G0"): 0.0, ("b", "G0"): 500.0}
         assert [found.id for found in LeaseFinder(leases).find(started)] == ["b"]
-
-
-def test_a_foreign_process_belongs_to_no_lease() -> None:
     with foreign_process() as pid:
         assert measure(machine(device("G0", {pid: 500.0})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
         assert LeaseFinder([lease("a", "G0")]).find(pid) == []

@@ -131,11 +131,16 @@ def test_a_ticket_with_a_need_out_of_bounds_is_ignored(field: str, value: object
     assert isinstance(read(changed(TICKET, ["need", field], value), ".ticket"), BadRecord)
 
 
-def test_a_priority_counts_as_the_nearest_that_the_command_line_allows() -> None:
+def test_a_priority_and_a_label_are_bounded() -> None:
     for priority, counted in ((10**15, MAX_PRIORITY), (-(10**15), -MAX_PRIORITY), (7, 7)):
         ticket = read(changed(TICKET, ["priority"], priority), ".ticket")
         assert isinstance(ticket, Ticket)
         assert ticket.priority == counted
+    lease = read(changed(LEASE, ["holder", "label"], "\x1b]0;x\x07" + "y" * 5000))
+    assert isinstance(lease, Lease)
+    assert lease.holder.label is not None
+    assert lease.holder.label.startswith("\\x1b]0;x\\x07yyy")
+    assert len(lease.holder.label) == 200
 
 
 @pytest.mark.parametrize("name", ["", "a b", "\x1b[2J", "é", "x" * 101, "a\n", "..\u202e"])
@@ -146,28 +151,17 @@ def test_a_file_name_that_gpuyard_does_not_give_is_ignored_and_shown_escaped(nam
     assert len(bad.name) <= 100
 
 
-def test_a_label_is_shown_escaped_and_short() -> None:
-    lease = read(changed(LEASE, ["holder", "label"], "\x1b]0;x\x07" + "y" * 5000))
-    assert isinstance(lease, Lease)
-    assert lease.holder.label is not None
-    assert lease.holder.label.startswith("\\x1b]0;x\\x07yyy")
-    assert len(lease.holder.label) == 200
-
-
 def tickets(uid: int, count: int, since: float) -> list[Ticket]:
     holder = Holder(uid=uid, user=str(uid), pid=1)
     return [Ticket(id=f"{uid}-{number}", holder=holder, need=Need(), since=since + number) for number in range(count)]
 
 
-def test_only_the_oldest_tickets_of_each_user_count() -> None:
+def test_only_the_oldest_tickets_of_each_user_count_and_the_rest_makes_a_few_lines() -> None:
     many, few = tickets(7, 5000, since=0.0), tickets(8, 3, since=9000.0)
     counted, bad = oldest_per_user([*few, *reversed(many)])
     assert counted == (*many[:MAX_TICKETS_PER_USER], *few)
     assert len(bad) == 5000 - MAX_TICKETS_PER_USER
     assert {record.uid for record in bad} == {7}
-
-
-def test_thousands_of_ignored_files_make_a_few_lines() -> None:
     _, bad = oldest_per_user(tickets(7, 5000, since=0.0))
     lines = ignored_texts(bad)
     assert len(lines) == 12

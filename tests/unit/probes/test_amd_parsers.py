@@ -113,21 +113,15 @@ def test_rocm_smi_json_after_a_warning_is_parsed() -> None:
     assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
 
 
-def test_a_secondary_die_has_no_power_and_processes_of_two_cards_are_unknown() -> None:
+def test_rocm_smi_of_two_dies_of_odd_names_and_of_old_releases_is_read() -> None:
     first, second = rocm_smi.parse(ROCM_SMI_JSON_TWO_DIES).devices
     assert (first.index, first.power_draw_w, first.temperature_c) == (0, 90.0, None)
     assert (second.index, second.power_draw_w, second.temperature_c) == (1, None, 51.0)
     assert first.id != second.id
     assert (first.processes, second.processes) == (None, None)
-
-
-def test_a_process_name_may_contain_commas_and_a_process_may_have_no_card() -> None:
     system = {"PID7": "a, b, 1, 1048576, 0, 0", "PID8": "idle, 0, 0, 0, 0", "PID9": "short"}
     (device,) = rocm_smi.parse(json.dumps({"card0": {}, "system": system})).devices
     assert device.processes == (Process(pid=7, memory_mb=1.0, name="a, b"), Process(pid=9, name="short"))
-
-
-def test_old_rocm_smi_output_has_numbered_sensors_and_units_after_values() -> None:
     (device,) = rocm_smi.parse(ROCM_SMI_JSON_OLD).devices
     assert (device.temperature_c, device.power_draw_w, device.power_limit_w) == (27.0, 155.0, 225.0)
     (older,) = rocm_smi.parse('{"card0": {"Temperature (Sensor #1)": "27.0 c", "GPU use": "3%"}}').devices

@@ -98,10 +98,12 @@ def test_powermetrics_answers_alone_if_ioreg_fails(mac: Mac, ioreg: str | None, 
     assert (problem.source, problem.kind) == ("ioreg", kind)
 
 
-def test_the_use_comes_from_powermetrics_if_ioreg_does_not_report_it(mac: Mac) -> None:
+def test_the_use_comes_from_powermetrics_and_the_total_from_sysctl_only(mac: Mac) -> None:
     mac.prints("powermetrics", PLIST)
     mac.prints("ioreg", IOREG.replace("Device Utilization %", "Tiler Utilization %"))
     assert only_device().utilization_percent == 75.0
+    mac.prints("ioreg", IOREG)
+    assert only_device().memory_total_mb is None
 
 
 def test_without_both_tools_the_probe_is_missing(mac: Mac) -> None:
@@ -164,11 +166,6 @@ def test_the_share_of_the_gpu_may_be_configured_within_the_memory(mac: Mac) -> N
 def test_a_failing_sysctl_leaves_the_total_unknown(mac: Mac, sysctl: str) -> None:
     mac.prints("ioreg", IOREG)
     mac.has("sysctl", sysctl)
-    assert only_device().memory_total_mb is None
-
-
-def test_without_sysctl_the_total_is_unknown(mac: Mac) -> None:
-    mac.prints("ioreg", IOREG)
     assert only_device().memory_total_mb is None
 
 

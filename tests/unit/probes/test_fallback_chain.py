@@ -69,13 +69,10 @@ def chain(*probes: ScriptedProbe | StuckProbe, clock: FakeClock | None = None) -
     return FallbackChain(Vendor.NVIDIA, probes, clock or FakeClock())
 
 
-def test_the_first_probe_that_answers_is_used_and_the_next_is_not_called() -> None:
+def test_the_first_probe_that_answers_is_used_and_failures_are_reported() -> None:
     second = ScriptedProbe("smi", Reading(devices=(OTHER,)))
     assert chain(ScriptedProbe("nvml", Reading(devices=(CARD,))), second).read(2).devices == (CARD,)
     assert second.timeouts == []
-
-
-def test_the_next_probe_is_used_if_the_first_fails_and_the_failure_is_reported() -> None:
     reading = chain(ScriptedProbe("nvml", crash("nvml")), ScriptedProbe("smi", Reading(devices=(CARD,)))).read(2)
     assert reading.devices == (CARD,)
     (problem,) = reading.problems
@@ -85,17 +82,11 @@ def test_the_next_probe_is_used_if_the_first_fails_and_the_failure_is_reported()
         "see dmesg",
         Vendor.NVIDIA,
     )
-
-
-def test_a_bug_in_a_probe_affects_only_that_probe() -> None:
     reading = chain(ScriptedProbe("nvml", KeyError("oops")), ScriptedProbe("smi", Reading(devices=(CARD,)))).read(2)
     assert reading.devices == (CARD,)
     assert "KeyError" in reading.problems[0].message
     reading = chain(ScriptedProbe("smi", TimeoutError("socket"))).read(2)
     assert "TimeoutError" in reading.problems[0].message
-
-
-def test_if_no_tool_is_installed_one_problem_names_all_of_them() -> None:
     (problem,) = chain(ScriptedProbe("nvml", missing("nvml")), ScriptedProbe("smi", missing("smi"))).read(2).problems
     assert (problem.source, problem.kind) == ("nvml, smi", "missing")
 

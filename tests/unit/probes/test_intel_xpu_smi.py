@@ -140,12 +140,15 @@ def test_the_identity_of_devices_is_queried_once(stand_in: StandIn) -> None:
     assert "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1" in stand_in.calls()
 
 
-def test_without_the_process_list_the_other_figures_are_still_read(stand_in: StandIn) -> None:
+def test_without_a_list_of_processes_or_sizes_the_other_figures_are_still_read(stand_in: StandIn) -> None:
     stand_in.do("ps", "echo no sysman >&2; exit 9")
     reading = XpuSmi().read(20.0)
     assert [device.processes for device in reading.devices] == [None, None]
     assert reading.devices[0].power_draw_w == 91.5
     assert ["no sysman" in problem.message for problem in reading.problems] == [True]
+    stand_in.do("sizes", "echo 'unknown option --dump' >&2; exit 106")
+    first, second = XpuSmi().read(20.0).devices
+    assert (first.memory_total_mb, second.memory_total_mb) == (None, 16288.0)
 
 
 def test_a_release_without_short_options_is_called_with_long_options_afterwards(stand_in: StandIn) -> None:
@@ -158,12 +161,6 @@ def test_a_release_without_short_options_is_called_with_long_options_afterwards(
         "dump --metrics 0,1,3,18 --interval 1 --number 1",
         "dump --metrics 0,1,3,18 --interval 1 --number 1",
     ]
-
-
-def test_a_release_that_cannot_list_memory_sizes_leaves_them_unknown(stand_in: StandIn) -> None:
-    stand_in.do("sizes", "echo 'unknown option --dump' >&2; exit 106")
-    first, second = XpuSmi().read(20.0).devices
-    assert (first.memory_total_mb, second.memory_total_mb) == (None, 16288.0)
 
 
 def test_after_a_failure_the_devices_are_queried_again(stand_in: StandIn) -> None:

@@ -76,13 +76,12 @@ def test_simulated_devices_pass_for_those_of_several_vendors() -> None:
     assert visible_device_ids(SimulatedDevices(spec), environment) == ("SIM-amd-0",)
 
 
-def test_a_new_machine_has_no_processes(devices: SimulatedDevices) -> None:
+def test_a_new_machine_has_no_processes_and_then_those_of_others_with_their_memory(
+    devices: SimulatedDevices, hold: Holder
+) -> None:
     first = devices.read(1).devices[0]
     assert (first.memory_used_mb, first.memory_free_mb, first.utilization_percent) == (0, 81920, 0)
     assert first.processes == ()
-
-
-def test_other_processes_see_the_memory_of_a_process_as_its_own(devices: SimulatedDevices, hold: Holder) -> None:
     process = hold(5000)
     first, second, _ = devices.read(1).devices
     assert (first.memory_used_mb, second.memory_used_mb) == (5000, 0)

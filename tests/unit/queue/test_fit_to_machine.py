@@ -69,11 +69,14 @@ def test_runs_do_not_share_devices_whose_memory_cannot_be_read() -> None:
     assert seen.need.memory == FixedMemory(2 * GB)
 
 
-def test_a_batch_without_devices_watches_those_that_it_names() -> None:
+def test_a_batch_without_devices_watches_those_that_it_names_or_waits_for_a_plugged_one() -> None:
     assert fitted(card(0), card(1), concurrency="2", gpus="0", max_gpu="80", device="1").need.only == ("G1",)
     assert fitted(card(0), concurrency="2", gpus="0", max_gpu_mem_mb="8000").need.only is None
     with pytest.raises(UserError, match="--gpus 0 asks for no GPU"):
         fitted(card(0), concurrency="2", gpus="0", device="0")
+    assert fitted(problems=(SILENT,), concurrency="2", max_gpu="80").need.devices == 0
+    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.AMD,)).need.devices == 0
+    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.NVIDIA,)).need.devices == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"vram": "2G"}, {"exclusive": True}, {"gpus": "1", "concurrency": "2"}])
@@ -92,12 +95,6 @@ def test_a_job_waits_for_a_driver_that_does_not_answer(devices: tuple[Device, ..
 def test_devices_are_not_found_by_name_while_the_driver_does_not_answer(options: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentFault, match=r"no usable GPU: nvidia-smi did not answer within 1\.7 s"):
         fitted(problems=(SILENT,), **options)
-
-
-def test_a_batch_without_device_options_waits_for_the_driver_only_if_a_card_of_it_is_plugged_in() -> None:
-    assert fitted(problems=(SILENT,), concurrency="2", max_gpu="80").need.devices == 0
-    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.AMD,)).need.devices == 0
-    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.NVIDIA,)).need.devices == 1
 
 
 def test_only_a_job_that_names_another_vendor_or_has_another_card_does_not_wait_for_the_driver() -> None:

@@ -257,17 +257,3 @@ def test_jobs_in_between_are_revived_before_later_jobs_of_the_same_request(queue
     deque(change)
     assert {queue_db.job(job_id).state for job_id in (2, 3)} == {JobState.BLOCKED}
     assert transitions.take_events() == []  # job 3 was not rejected again on the way
-
-
-def test_an_end_among_thousands_costs_no_more_than_among_a_few() -> None:
-    efforts = []
-    for count in (10, 3000):
-        queue_db = QueueDb()
-        with closing(queue_db.db):
-            ids = queue_db.add(count)
-            waiting_for(queue_db, *((job_id, ANY) for job_id in ids))
-            transitions = JobTransitions(queue_db.store)
-            queue_db.finish(1, 200.0)
-            efforts.append(queue_db.effort_of(lambda: transitions.dependants.settle(1, 200.0)))  # noqa: B023
-    few, many = efforts
-    assert many < 2 * few

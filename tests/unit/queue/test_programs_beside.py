@@ -47,20 +47,14 @@ def beside(transitions: JobTransitions, ledger: Measured) -> ProgramsBeside:
     return ProgramsBeside(transitions, cast("LeaseLedger", ledger), lambda wall: wall - 1000.0)
 
 
-def test_leases_of_others_count_in_queue_time_and_those_of_our_jobs_do_not(transitions: JobTransitions) -> None:
+def test_leases_of_others_count_in_queue_time_once_a_second_if_they_can_be_read(transitions: JobTransitions) -> None:
     found = beside(transitions, Measured("mine", "script", "unknown")).read(200.0)
     assert found == [HostProgram(since=50.0, held_mb=700.0)]
-
-
-def test_they_are_read_once_a_second(transitions: JobTransitions) -> None:
     ledger = Measured("script")
     programs = beside(transitions, ledger)
     for now in (200.0, 200.1, 200.9, 201.1):
         programs.read(now)
     assert ledger.reads == 2
-
-
-def test_a_ledger_that_cannot_be_read_has_none(transitions: JobTransitions) -> None:
     ledger = Measured("script")
     ledger.error = EnvironmentFault("no ledger")
     assert beside(transitions, ledger).read(200.0) == ()

@@ -116,7 +116,8 @@ def test_a_cancelled_job_rejects_dependants_of_the_same_request_as_if_they_were_
     assert found == [{JobState.REJECTED}, {JobState.REJECTED}]
 
 
-def test_an_interrupted_retry_is_continued(queue_db: QueueDb) -> None:
+@pytest.mark.parametrize("goes_on", ["the same daemon", "the next one"])
+def test_an_interrupted_retry_is_continued(queue_db: QueueDb, goes_on: str) -> None:
     first = with_dependants(queue_db)
     transitions = JobTransitions(queue_db.store)
     end(queue_db, transitions, first, JobState.FAILED)
@@ -126,23 +127,10 @@ def test_an_interrupted_retry_is_continued(queue_db: QueueDb) -> None:
     next(change)
     assert counts(queue_db)[JobState.REJECTED] > 1
     change.close()  # its client has gone
+    daemon = requests if goes_on == "the same daemon" else requests_of(queue_db, JobTransitions(queue_db.store))
     pieces = 0
-    while requests.revive_more():
+    while daemon.revive_more():
         pieces += 1
     assert pieces > 1
     assert counts(queue_db) == {JobState.QUEUED: 1, JobState.BLOCKED: MANY + 1}
     assert queue_db.store.unsettled(revives=True) == []
-
-
-def test_another_daemon_goes_on_with_a_retry(queue_db: QueueDb) -> None:
-    first = with_dependants(queue_db)
-    transitions = JobTransitions(queue_db.store)
-    end(queue_db, transitions, first, JobState.FAILED)
-    settle_all(queue_db, transitions)
-    requests = requests_of(queue_db, transitions)
-    change = requests.change(parse_selection(str(first)), requests.retry)
-    next(change)
-    next_daemon = requests_of(queue_db, JobTransitions(queue_db.store))
-    while next_daemon.revive_more():
-        pass
-    assert counts(queue_db) == {JobState.QUEUED: 1, JobState.BLOCKED: MANY + 1}

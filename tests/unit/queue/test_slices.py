@@ -80,25 +80,19 @@ def jobs(queue_db: QueueDb) -> ShortJobs:
     return ShortJobs(queue_db)
 
 
-def test_starts_of_one_plan_take_turns_with_what_they_take_along(jobs: ShortJobs) -> None:
+def test_only_equal_jobs_are_taken_along_in_turns_and_none_during_a_request(jobs: ShortJobs) -> None:
     first, second, *others = jobs.queued
     taken = jobs.taken_along(first, second)
     assert taken == {first: others[:96:2], second: others[1:96:2]}
-
-
-def test_only_equal_jobs_are_taken_along(jobs: ShortJobs) -> None:
+    jobs.slices.begin_change()
+    assert jobs.taken_along(jobs.queued[0]) == {}
+    jobs.slices.end_change()
+    assert jobs.taken_along(jobs.queued[0])
     others = jobs.db.add(5, need=CPU, command=("true",))
     assert jobs.taken_along(jobs.queued[-3]) == {jobs.queued[-3]: jobs.queued[-2:]}
     assert jobs.taken_along(others[0]) == {others[0]: others[1:]}, "of the same command, in another submission"
     others = jobs.db.add(5, need=CPU, command=("true",), filled_variables=("A",))
     assert jobs.taken_along(others[0]) == {}
-
-
-def test_nothing_is_taken_along_while_a_request_is_answered(jobs: ShortJobs) -> None:
-    jobs.slices.begin_change()
-    assert jobs.taken_along(jobs.queued[0]) == {}
-    jobs.slices.end_change()
-    assert jobs.taken_along(jobs.queued[0])
 
 
 def test_jobs_are_pending_until_their_turn_and_run_from_when_it_came(jobs: ShortJobs) -> None:

@@ -76,23 +76,17 @@ def test_a_job_on_unequal_cards_gets_back_on_each_what_it_held_there(live: Live,
     assert granted_gb(live) == granted
 
 
-def test_a_job_waits_where_one_of_its_cards_lacks_what_it_held_there() -> None:
+def test_a_job_waits_where_a_card_lacks_what_it_held_there_and_does_not_hold_still() -> None:
     live = suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 8}, reserved_gb=6)
     assert granted_gb(live, SMALL, "L") is None
     full = card(1, memory_total_mb=12 * GB, memory_used_mb=5 * GB, memory_free_mb=7 * GB)
     assert granted_gb(live, full) is None
     reasons = choose(resume_need(live, {}), Machine(now=0.0, snapshot=machine(card(0), full))).reasons
     assert "7 GB free, 8 GB needed" in reasons[0].text
-
-
-def test_a_job_that_was_never_measured_gets_nearly_empty_cards() -> None:
     live = suspended(WholeDevice(), {})
     assert granted_gb(live) == {"G0": None, "G1": None}
     occupied = card(1, used=2 * GB, memory_total_mb=12 * GB, memory_free_mb=10 * GB)
     assert granted_gb(live, occupied) is None
-
-
-def test_what_a_suspended_job_still_holds_need_not_be_free() -> None:
     live = suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 11.5}, reserved_gb=6)
     context_left = card(1, memory_total_mb=12 * GB, memory_used_mb=GB, memory_free_mb=11 * GB)
     assert granted_gb(live, context_left) is None

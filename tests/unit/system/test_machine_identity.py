@@ -35,13 +35,12 @@ def test_a_record_tells_ours(
     assert is_this_machine(*record) is is_same
 
 
-def test_a_container_made_anew_keeps_its_queue_until_the_machine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_made_anew_keeps_its_queue_until_a_restart_and_no_id_means_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     be(monkeypatch, None, BOOT, "c0ffee")
     assert is_this_machine(None, BOOT, "badcafe")
     assert not is_this_machine(None, OTHER_BOOT, "badcafe")
-
-
-def test_a_system_without_ids_has_no_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, None, None)
     assert is_this_machine(None, None, "bravo")
 

@@ -233,16 +233,13 @@ def test_the_header_shows_why_no_job_starts_and_the_last_line_its_keys() -> None
         assert key in text
 
 
-def test_an_action_is_reported_with_its_result_or_error() -> None:
+def test_an_action_is_reported_with_its_result_before_notices_of_the_daemon() -> None:
     assert describe_result("hold", {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
     refused = describe_result("hold", {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
     assert refused == ActionNotice("17 is not held: it runs", is_bad=True)
     assert describe_result("hold", {"count": 0, "changed": "", "unchanged": []}).is_bad
     some = describe_result("hold", {"count": 2, "changed": "17-18", "unchanged": [{"id": 19, "reason": "it runs"}]})
     assert some == ActionNotice("held 17-18; 1 unchanged: it runs")
-
-
-def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
     screen = a_screen()
     screen.status = {"notices": ["the disk is full"]}
     assert plain(screen.notices()) == "! the disk is full"

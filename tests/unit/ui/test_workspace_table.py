@@ -175,14 +175,11 @@ def test_states_are_coloured_by_urgency() -> None:
     assert styles(STATUS, "exp5 ") == {None}
 
 
-def test_a_terminal_without_unicode_gets_ascii_only() -> None:
+def test_a_terminal_without_unicode_gets_ascii_only_and_a_pipe_no_symbols() -> None:
     text = spell("\n".join(drawn(STATUS, 80)), "ascii")
     assert text.isascii()
     assert "1 of 5 done . 2 running . 1 waiting . 1 failed . about 2h 1m left" in text
     assert "#" * 12 + "x" * 12 + "+" * 24 + "." * 12 in text
-
-
-def test_a_pipe_gets_no_symbols_and_nothing_is_cut() -> None:
     rows = (running("exp2", last_line="x" * 300),)
     lines = drawn(replace(STATUS, rows=rows), has_symbols=False)
     assert cells(lines, "exp2")[1] == "running"

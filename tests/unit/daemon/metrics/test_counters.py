@@ -88,13 +88,17 @@ def test_starts_are_counted_and_ends_by_outcome() -> None:
     assert series["gpuyard_jobs_finished_total", "failed"] == 0
 
 
-def test_out_of_memory_is_counted_by_device_and_host() -> None:
+def test_out_of_memory_is_counted_by_device_and_host_and_run_time_without_suspension() -> None:
     host, device = (
         ended(OutcomeKind.OUT_OF_MEMORY, lack=lack(where)) for where in (ShortageKind.HOST, ShortageKind.DEVICE)
     )
     series = series_of_counters(count_events(host, device, device, ended(OutcomeKind.FAILED)))
     assert [series["gpuyard_out_of_memory_total", where] for where in ("device", "host")] == [2, 1]
     assert series["gpuyard_attempts_ended_total", "out-of-memory"] == 3
+    suspended = ended(OutcomeKind.SUCCEEDED, suspended_s=20.0)
+    series = series_of_counters(count_events(suspended, ended(OutcomeKind.CANCELLED, HandedOver(at=200.0))))
+    assert (series["gpuyard_run_seconds_sum", ""], series["gpuyard_run_seconds_count", ""]) == (40.0, 1)
+    assert series["gpuyard_attempts_ended_total", "cancelled"] == 1
 
 
 def test_a_wait_starts_when_the_job_was_last_queued_and_is_never_negative() -> None:
@@ -102,13 +106,6 @@ def test_a_wait_starts_when_the_job_was_last_queued_and_is_never_negative() -> N
     assert counters.wait_s.total == 2.0 + 5.0
     assert series_of_counters(counters)["gpuyard_wait_seconds_bucket", "3"] == 1
     assert count_events(started(at=50.0)).wait_s.total == 0.0
-
-
-def test_run_time_excludes_suspension_and_attempts_that_never_started() -> None:
-    suspended = ended(OutcomeKind.SUCCEEDED, suspended_s=20.0)
-    series = series_of_counters(count_events(suspended, ended(OutcomeKind.CANCELLED, HandedOver(at=200.0))))
-    assert (series["gpuyard_run_seconds_sum", ""], series["gpuyard_run_seconds_count", ""]) == (40.0, 1)
-    assert series["gpuyard_attempts_ended_total", "cancelled"] == 1
 
 
 @pytest.mark.parametrize(("value", "bound"), [(0.5, "1"), (1.0, "1"), (1.5, "2"), (2.5, "+Inf")])

@@ -71,14 +71,11 @@ def test_a_job_that_its_user_cancelled_has_not_failed(state: JobState, event: Ev
     assert (found and found.event) == event
 
 
-def test_a_start_and_a_retried_attempt_send_no_notification() -> None:
+def test_a_retried_attempt_sends_no_notification_but_for_its_lack_of_memory() -> None:
     assert (
         occurrence_of(PublishedEvent(kind=PublishedEventKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
     )
     assert occurrence_of(ended(job(state=JobState.DELAYED), OutcomeKind.FAILED)) is None
-
-
-def test_a_message_about_lack_of_memory_says_whether_the_job_will_run_again() -> None:
     again = occurrence(ended(job(state=JobState.DELAYED, reason="retry with 12 GB"), OutcomeKind.OUT_OF_MEMORY))
     over = occurrence(ended(job(state=JobState.FAILED, reason="out of memory again"), OutcomeKind.OUT_OF_MEMORY))
     assert message_of(again, "lab").title == "Job 17 ran out of memory and will run again with more on lab"

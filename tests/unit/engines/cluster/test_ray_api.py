@@ -217,22 +217,19 @@ def test_an_ended_job_has_a_status_and_a_time_or_is_lost() -> None:
         assert state_of({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
 
 
-def test_jobs_without_a_submission_id_and_lone_surrogates_are_ignored() -> None:
+def test_answers_are_read_whatever_they_hold() -> None:
     records = records_of(json.dumps([DRIVER, {**FAILED, "message": "half \udce4"}]).encode())
     assert [ref_of(record.submission_id) for record in records] == [None, ("f00d", 3)]
     assert logs_of(b'{"logs": "half \\udce4"}') == b"half ?"
+    assert gist("Traceback (most recent call last):\n  File …\nValueError: no!\n.\n.\n") == "ValueError: no!"
+    assert gist("first\nsecond") == "first"
+    assert gist("\n") == ""
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b"[1]", b'[{"status": 1}]'])
 def test_a_malformed_response_is_an_error(answer: bytes) -> None:
     with pytest.raises(SiteUnreachable, match="cannot be understood"):
         records_of(answer)
-
-
-def test_a_traceback_is_shortened_to_its_last_line() -> None:
-    assert gist("Traceback (most recent call last):\n  File …\nValueError: no!\n.\n.\n") == "ValueError: no!"
-    assert gist("first\nsecond") == "first"
-    assert gist("\n") == ""
 
 
 def test_only_the_resources_of_live_nodes_count() -> None:

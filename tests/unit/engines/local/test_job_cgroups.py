@@ -39,13 +39,19 @@ def test_the_parent_of_the_daemons_own_child_is_used_and_not_without_a_limit(tmp
     assert (base / "cgroup.subtree_control").read_text() == "", "nothing is changed"
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named_also_beside_version_1(tmp_path: Path) -> None:
     assert "has no cgroup v2" in problem(tmp_path)
     tree(tmp_path / "a", controllers="pids")
     assert "gpuyard.service has no memory controller (run the daemon" in problem(tmp_path / "a")
     tree(tmp_path / "b", own="sys/fs/cgroup/user.slice/gpuyard.service")
     assert "is in the cgroup" in problem(tmp_path / "b")
     assert "DelegateSubgroup=gpuyard-daemon" in problem(tmp_path / "b")
+    (tmp_path / "sys/fs/cgroup/memory").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/unified").mkdir()
+    (tmp_path / "sys/fs/cgroup/unified/cgroup.controllers").write_text("hugetlb\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/x\n0::/\n")
+    assert "as cgroup v1 has it (boot with" in problem(tmp_path)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -53,15 +59,6 @@ def test_a_cgroup_that_is_not_delegated_is_named(tmp_path: Path) -> None:
     base = tree(tmp_path)
     (base / "cgroup.procs").chmod(0o400)
     assert "cannot write to" in problem(tmp_path)
-
-
-def test_version_1_beside_version_2_has_the_memory_controller(tmp_path: Path) -> None:
-    (tmp_path / "sys/fs/cgroup/memory").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/unified").mkdir()
-    (tmp_path / "sys/fs/cgroup/unified/cgroup.controllers").write_text("hugetlb\n")
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("4:memory:/x\n0::/\n")
-    assert "as cgroup v1 has it (boot with" in problem(tmp_path)
 
 
 def test_a_job_gets_a_group_with_its_limit_and_the_end_says_what_happened(tmp_path: Path) -> None:

@@ -31,15 +31,16 @@ def test_a_tool_gets_no_input_and_the_c_locale_and_what_it_prints_is_returned(to
     assert psutil.Process().num_fds() == before
 
 
-def test_a_missing_tool_is_named() -> None:
+def test_a_tool_that_is_missing_or_not_permitted_is_named(tools: Tools) -> None:
     with pytest.raises(ProbeMissing, match="no-such-smi"):
         run_tool(["no-such-smi"], 1)
-
-
-def test_a_file_without_execute_permission_is_denied(tools: Tools) -> None:
     tools("smi", "").chmod(0o644)
     with pytest.raises(ProbeDenied, match="is not executable"):
         run_tool(["smi"], 1)
+    tools("smi", "import sys; sys.exit('Failed to open the PMU (Permission denied)')")
+    with pytest.raises(ProbeDenied, match="PMU") as refusal:
+        run_tool(["smi"], 10).require_success()
+    assert refusal.value.hint == "run it as root"
 
 
 @pytest.mark.parametrize("content", [b"#!/no/such/interpreter\n", b"\x7fELF nonsense"])
@@ -60,13 +61,6 @@ def test_the_last_output_or_the_signal_of_a_failed_tool_is_reported(tools: Tools
     tools("smi", script)
     with pytest.raises(ProbeCrashed, match=said):
         run_tool(["smi"], 10).require_success()
-
-
-def test_a_message_about_permission_is_denied(tools: Tools) -> None:
-    tools("smi", "import sys; sys.exit('Failed to open the PMU (Permission denied)')")
-    with pytest.raises(ProbeDenied, match="PMU") as refusal:
-        run_tool(["smi"], 10).require_success()
-    assert refusal.value.hint == "run it as root"
 
 
 @pytest.mark.linux("the program setsid")
@@ -90,14 +84,13 @@ def test_a_child_that_keeps_the_pipe_open_does_not_block_the_reader(tools: Tools
     assert run_tool(["smi"], 30).stdout == "figures\n"
 
 
-def test_an_endless_tool_is_stopped_after_enough_output(tools: Tools, tmp_path: Path) -> None:
+def test_an_endless_tool_is_stopped_after_enough_output(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools("smi", "import itertools\nfor i in itertools.count(): print('sample', i, flush=True)")
     output = run_tool(["smi"], 30, enough=lambda so_far: so_far.count(b"\n") >= 2)
     assert output.stdout.startswith("sample 0\nsample 1\n")
     assert output.require_success() == output.stdout
-
-
-def test_endless_output_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuyard.probes.run_tool.MAX_OUTPUT_BYTES", 100_000)
     tools("smi", "while True: print('x' * 10_000)")
     assert len(run_tool(["smi"], 30).stdout) < 1_000_000
