@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.lease import Need, UncertainMemory
-from gpuyard.model.machine_snapshot import Device, Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.batch_pacing import (
     ExpectedUse,
     GateFigure,
@@ -317,11 +317,17 @@ def figures(standing: PaceState) -> list[tuple[GateFigure, Callable[[float], boo
 
 
 @given(sequences)
-def test_a_gate_is_never_open_while_its_figure_is_beyond_its_bound(steps: list[tuple[float, Seen]]) -> None:
+def test_gates_follow_their_figures(steps: list[tuple[float, Seen]]) -> None:
+    # A gate is never open while its figure is beyond its bound.
     for standing in standings(PACE, with_times(steps)):
         for figure, is_beyond in figures(standing):
             assert figure.judged is not None or not figure.gate.is_closed
             assert figure.judged is None or not is_beyond(figure.judged) or figure.gate.is_closed
+    # Without smoothing and steady time a gate follows the last reading.
+    *_, last = with_times(steps)
+    standing = after(AT_ONCE, *with_times(steps))
+    assert (last.cpu is None) or standing.cpu.gate.is_closed == (last.cpu > 80.0)
+    assert (last.ram is None) or standing.memory.gate.is_closed == (last.ram < 2 * GB)
 
 
 @given(sequences)
@@ -354,26 +360,6 @@ def _with_more(reading: Seen, percent: float, memory_mb: float) -> Seen:
         ram=None if reading.ram is None else max(0.0, reading.ram - memory_mb),
         used=None if reading.used is None else reading.used + memory_mb,
     )
-
-
-@given(st.permutations(range(4)), st.lists(st.tuples(percents, sizes), min_size=4, max_size=4))
-def test_the_order_of_devices_changes_nothing(order: list[int], seen: list[tuple[float | None, float | None]]) -> None:
-    cards = [card(index, used, utilization_percent=load) for index, (load, used) in enumerate(seen)]
-    assert _followed(cards) == _followed([cards[place] for place in order])
-
-
-def _followed(cards: Sequence[Device]) -> PaceState:
-    before = update_pace(PaceState(), PACE, Snapshot(taken_at=0.0, host=Host(), devices=tuple(cards)), NOTHING, 0.0)
-    devices = tuple(replace(each, utilization_percent=50.0) for each in cards)
-    return update_pace(before, PACE, Snapshot(taken_at=1.0, host=Host(), devices=devices), NOTHING, 1.0)
-
-
-@given(sequences)
-def test_without_smoothing_and_steady_time_a_gate_follows_the_last_reading(steps: list[tuple[float, Seen]]) -> None:
-    *_, last = with_times(steps)
-    standing = after(AT_ONCE, *with_times(steps))
-    assert (last.cpu is None) or standing.cpu.gate.is_closed == (last.cpu > 80.0)
-    assert (last.ram is None) or standing.memory.gate.is_closed == (last.ram < 2 * GB)
 
 
 def test_a_device_that_is_out_of_order_has_no_gates_until_it_is_back() -> None:

@@ -20,7 +20,7 @@ ALICE = Holder(uid=1000, user="alice", pid=101, label="train")
 BOB = Holder(uid=1001, user="bob", pid=202)
 
 
-def card(index: int, used: float | None = 0.0, **changes: object) -> Device:
+def card(index: int, used: float | None = 0.0, **changes: Any) -> Device:
     """Return a card on which one process holds all used memory."""
     free = None if used is None else CARD - used
     device = Device(
@@ -202,35 +202,21 @@ def test_without_health_checks_leases_still_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("need", "device", "kind", "words"),
+    ("need", "name", "met", "over", "kind", "words"),
     [
-        (Need(max_utilization_percent=1), card(0, utilization_percent=2.0), ReasonKind.TOO_BUSY, "GPU 2% > 1%"),
-        (Need(max_power_w=80), card(0, power_draw_w=250.0), ReasonKind.POWER_LIMIT, "power 250 W > 80 W"),
-        (Need(max_memory_used_mb=400), card(0, used=512), ReasonKind.TOO_FULL, "GPU memory 512 MB > 400 MB"),
-        (
-            Need(memory=WholeDevice(20 * GB)),
-            card(0, used=6 * GB),
-            ReasonKind.NO_ROOM,
-            "18 GB free, 20 GB needed: 6 GB used by processes outside gpuyard",
-        ),
+        (Need(max_utilization_percent=1), "utilization_percent", 1.0, 2.0, ReasonKind.TOO_BUSY, "GPU 2% > 1%"),
+        (Need(max_power_w=80), "power_draw_w", 80.0, 250.0, ReasonKind.POWER_LIMIT, "power 250 W > 80 W"),
+        (Need(max_memory_used_mb=400), "used", 400, 512, ReasonKind.TOO_FULL, "GPU memory 512 MB > 400 MB"),
+        (Need(memory=WholeDevice(20 * GB)), "used", 4 * GB, 6 * GB, ReasonKind.NO_ROOM,
+         "18 GB free, 20 GB needed: 6 GB used by processes outside gpuyard"),
     ],
-)
-def test_an_exceeded_limit_is_explained_with_figures(need: Need, device: Device, kind: ReasonKind, words: str) -> None:
-    reason = choose(need, on_cards(device)).reasons[0]
+)  # fmt: skip
+def test_an_exceeded_limit_is_explained_and_one_that_is_just_met_is_no_reason(
+    need: Need, name: str, met: float, over: float, *, kind: ReasonKind, words: str
+) -> None:
+    reason = choose(need, on_cards(card(0, **{name: over}))).reasons[0]
     assert (reason.kind, reason.device_id, reason.text) == (kind, "G0", words)
-
-
-@pytest.mark.parametrize(
-    ("need", "device"),
-    [
-        (Need(max_utilization_percent=1), card(0, utilization_percent=1.0)),
-        (Need(max_power_w=80), card(0, power_draw_w=80.0)),
-        (Need(max_memory_used_mb=512), card(0, used=512)),
-        (Need(memory=WholeDevice(18 * GB)), card(0, used=6 * GB)),
-    ],
-)
-def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> None:
-    assert devices_of(choose(need, on_cards(device))) == ("G0",)
+    assert devices_of(choose(need, on_cards(card(0, **{name: met})))) == ("G0",)
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,13 @@ def overlap(one: TimelineSpan, other: TimelineSpan) -> bool:
 
 
 @given(spans)
-def test_overlapping_spans_of_a_lane_never_share_a_row(found: list[TimelineSpan]) -> None:
+def test_overlapping_spans_have_rows_of_their_own_and_no_more(found: list[TimelineSpan]) -> None:
+    # Overlapping spans of a lane never share a row.
     rows = assign_rows(found)
     for place, one in enumerate(found):
         for other in range(place):
             assert rows[place] != rows[other] or not overlap(one, found[other])
-
-
-@given(spans)
-def test_a_lane_has_as_many_rows_as_spans_overlap_at_most(found: list[TimelineSpan]) -> None:
+    # A lane has as many rows as spans overlap at most.
     counted = count_rows(found, assign_rows(found))
     for lane in range(3):
         here = [each for each in found if each.lane == lane]

@@ -75,7 +75,8 @@ def quarters_of(each: PastAttempt) -> set[int]:
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: list[PastAttempt]) -> None:
+def test_hours_groups_and_memory_add_up(attempts: list[PastAttempt]) -> None:
+    # Gpu hours are the time in which attempts ran in the window.
     report = report_on(*attempts)
     counted = sum(len(quarters_of(each)) * each.gpus for each in attempts)
     assert report.total.gpu_hours * 4 == pytest.approx(counted)
@@ -84,10 +85,6 @@ def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: li
     )
     ran_in_it = sum(len(quarters_of(each)) for each in attempts if each.suspended)
     assert report.total.suspended_hours * 4 == pytest.approx(there - ran_in_it)
-
-
-@given(st.lists(attempts_(), max_size=8))
-def test_a_shared_device_counts_as_in_use_once(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
     quarters = {
         card.id: set().union(*(quarters_of(each) for each in attempts if card.id in each.devices)) for card in CARDS
@@ -95,28 +92,14 @@ def test_a_shared_device_counts_as_in_use_once(attempts: list[PastAttempt]) -> N
     found = {use.id: use.busy_hours * 4 for use in report.devices if use.is_there}
     assert found == {card: pytest.approx(len(busy)) for card, busy in quarters.items()}
     assert report.box.busy_hours * 4 == pytest.approx(sum(map(len, quarters.values())))
-    assert report.box.device_hours == pytest.approx(2 * 3)
-
-
-@given(st.lists(attempts_(), max_size=8), st.sampled_from(["UTC", "Asia/Kolkata", "America/St_Johns"]))
-def test_the_hourly_cells_add_up_to_all_gpu_hours(attempts: list[PastAttempt], zone: str) -> None:
-    report = report_on(*attempts, local=in_zone(zone))
-    assert sum(sum(row.gpu_hours) for row in report.picture.rows) == pytest.approx(report.total.gpu_hours)
-
-
-@given(st.lists(attempts_(), max_size=8))
-def test_groups_add_up_to_the_whole(attempts: list[PastAttempt]) -> None:
+    assert report.box.device_hours == pytest.approx(2 * 3), "a shared device counts as in use once"
     report = report_on(*attempts)
     groups = report.groups
     assert sum(each.gpu_hours for each in groups) == pytest.approx(report.total.gpu_hours)
     assert sum(each.suspended_hours for each in groups) == pytest.approx(report.total.suspended_hours)
     assert sum(each.attempts for each in groups) == report.total.attempts == len(attempts)
     assert sum(each.memory.unused_gb_hours for each in groups) == pytest.approx(report.total.memory.unused_gb_hours)
-    assert report.total.jobs == len({each.job for each in attempts})
-
-
-@given(st.lists(attempts_(), max_size=8))
-def test_memory_is_known_or_unknown_for_every_gpu_hour(attempts: list[PastAttempt]) -> None:
+    assert report.total.jobs == len({each.job for each in attempts}), "groups add up to the whole"
     memory = report_on(*attempts).total.memory
     known_hours = 0.0
     for each in attempts:
@@ -127,7 +110,13 @@ def test_memory_is_known_or_unknown_for_every_gpu_hour(attempts: list[PastAttemp
     assert memory.unknown_gpu_hours == pytest.approx(
         sum(len(quarters_of(each)) / 4 * each.gpus for each in attempts) - known_hours
     )
-    assert 0 <= memory.unused_gb_hours <= memory.reserved_gb_hours
+    assert 0 <= memory.unused_gb_hours <= memory.reserved_gb_hours, "memory is known or unknown for every gpu hour"
+
+
+@given(st.lists(attempts_(), max_size=8), st.sampled_from(["UTC", "Asia/Kolkata", "America/St_Johns"]))
+def test_the_hourly_cells_add_up_to_all_gpu_hours(attempts: list[PastAttempt], zone: str) -> None:
+    report = report_on(*attempts, local=in_zone(zone))
+    assert sum(sum(row.gpu_hours) for row in report.picture.rows) == pytest.approx(report.total.gpu_hours)
 
 
 def test_memory_waste_is_above_the_peak_or_unknown() -> None:
