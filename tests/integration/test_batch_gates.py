@@ -4,7 +4,7 @@ Each test closes a gate and checks that it held launches back: a gate that never
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -140,8 +140,20 @@ def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(ba
 # Load from outside
 
 
-def check_held_back(batch: Batch, gate: str, text: str, hogs: Sequence[Hog]) -> None:
-    """Load the machine once the batch is running: check that launches wait only while the load lasts."""
+OUTSIDE: dict[str, tuple[list[tuple[object, ...]], list[str], dict[str, Any], str]] = {
+    "gpu": ([(GPU_HOG, f"SIM-{n}", 95, 0) for n in range(2)], ["--load", "10"], {"max_gpu": 80, "run_vram": "100M"},
+            "% > 80%"),
+    "cpu": ([(CPU_HOG,)] * 2, [], {"max_cpu": percent_of(1.5)}, f"% > {percent_of(1.5):.0f}%"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", OUTSIDE)
+def test_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs, gate: str) -> None:
+    """Load the machine once the batch is running."""
+    loads, takes, bounds, text = OUTSIDE[gate]
+    hogs = [hog(*load) for load in loads]
+    batch.queue.start(QUIET_DAEMON)
+    batch.begin(5, [*takes, *batch.gated(1)], concurrency=1, **bounds)
     until(lambda: batch.entries("ends"), "the end of the first run")
     for each in hogs:
         each.take()
@@ -159,17 +171,3 @@ def check_held_back(batch: Batch, gate: str, text: str, hogs: Sequence[Hog]) -> 
     assert not [entry for entry in batch.entries("begins") if closed_at <= entry.at <= ended_at]
     assert launched < summary.runs == summary.succeeded == len(batch.rows("launch"))
     assert summary.waits_s[gate] > 0
-
-
-def test_gpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
-    hogs = [hog(GPU_HOG, device, 95, 0) for device in ("SIM-0", "SIM-1")]
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(5, ["--load", "10", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu=80)
-    check_held_back(batch, "gpu", "% > 80%", hogs)
-
-
-def test_cpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
-    hogs = [hog(CPU_HOG) for _ in range(2)]
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(5, batch.gated(1), concurrency=1, max_cpu=percent_of(1.5))
-    check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)

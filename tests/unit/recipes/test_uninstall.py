@@ -99,12 +99,17 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
     assert find() == FoundFiles(places=(), kept=())
 
 
-def test_gpuyard_home_is_removed_completely(own_home: Path) -> None:
+def test_gpuyard_home_is_removed_and_one_that_others_can_write_to_is_only_emptied(own_home: Path) -> None:
     for name in ("config.toml", "queue.db-wal", "daemon.log", "locks/a.lease", "logs/1.1.log"):
         write(own_home / name, "")
     (own_home / "locks").chmod(0o700)
     assert removed() == []
     assert not own_home.exists()
+    write(own_home / "daemon.log")
+    own_home.chmod(0o1777)
+    assert removed() == []
+    assert files_in(own_home) == []
+    assert stat.S_IMODE(own_home.stat().st_mode) == 0o1777
 
 
 def test_files_that_gpuyard_did_not_create_stay_and_are_named(state: Path) -> None:
@@ -247,14 +252,6 @@ def test_the_state_folder_of_another_user_is_not_touched(state: Path) -> None:
     found = find()
     assert found.places == ()
     assert "belongs to another user" in stays(found)[str(state)]
-
-
-def test_a_folder_that_others_can_write_to_is_emptied_but_not_removed(own_home: Path) -> None:
-    write(own_home / "daemon.log")
-    own_home.chmod(0o1777)
-    assert removed() == []
-    assert files_in(own_home) == []
-    assert stat.S_IMODE(own_home.stat().st_mode) == 0o1777
 
 
 @pytest.mark.parametrize("variable", ["GPUYARD_HOME", "GPUYARD_LOCK_DIR"])

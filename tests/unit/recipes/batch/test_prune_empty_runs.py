@@ -96,13 +96,13 @@ def refusal(output: Path, pruned: Path | None) -> str:
     return "nothing was refused"
 
 
-def test_an_unwritable_root_is_reported_before_the_first_run(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_written_is_reported_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with child(make_on_a_full_disk, tmp_path / "out", tmp_path / "pruned") as maker:
         assert maker.receive() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
     assert os.listdir(tmp_path / "out") == []
 
-
-def test_a_disk_that_fails_on_fsync_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def over_quota(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
@@ -111,17 +111,13 @@ def test_a_disk_that_fails_on_fsync_is_reported(tmp_path: Path, monkeypatch: pyt
 
 
 @as_root
-def test_a_full_and_a_read_only_disk_are_reported_before_the_first_run(tmp_path: Path) -> None:
+def test_roots_on_a_full_or_read_only_disk_or_of_others_are_reported(tmp_path: Path) -> None:
     with mounted_disk(tmp_path / "full", "size=32k") as full:
         assert refusal(tmp_path / "out", full) == f"cannot write to the prune root {full}: No space left on device"
         assert os.listdir(full) == []
     with mounted_disk(tmp_path / "fixed", "ro") as fixed:
         assert refusal(fixed, None) == f"cannot write to the output root {fixed}: Read-only file system"
         assert refusal(fixed / "out", None) == f"cannot create the output root {fixed}/out: Read-only file system"
-
-
-@as_root
-def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
     with child(make_as_another_user, Path("/var")) as maker:
         assert maker.receive() == "cannot write to the output root /var: Permission denied"
     with child(make_as_another_user, Path("/var/out")) as maker:
@@ -340,21 +336,17 @@ def check_left(roots: Roots, before: dict[str, Any], reason: str) -> None:
     assert read_record(roots.record) == {RUN: moved}
 
 
-def test_without_its_prune_root_a_run_is_left_and_the_root_not_created(roots: Roots) -> None:
-    before = tree_of(roots.run)
-    shutil.rmtree(roots.pruned)
-    assert roots.prune().left == f"the prune root {roots.pruned} is missing"
-    assert tree_of(roots.run) == before
-    assert not roots.pruned.exists()
-    assert read_record(roots.record)[RUN].left == f"the prune root {roots.pruned} is missing"
-
-
-def test_a_run_is_left_if_the_record_cannot_be_written(roots: Roots) -> None:
+def test_a_run_is_left_without_its_record_or_its_prune_root(roots: Roots) -> None:
     before, record = tree_of(roots.run), roots.output / "nowhere" / "pruned.jsonl"
     moved = prune(roots.run, roots.pruned, record, why=WHY, at=AT)
     assert moved.left == f"the record cannot be written: No such file or directory ({record})"
     assert tree_of(roots.run) == before
     assert os.listdir(roots.pruned) == ["run-000016"]
+    shutil.rmtree(roots.pruned)
+    assert roots.prune().left == f"the prune root {roots.pruned} is missing"
+    assert tree_of(roots.run) == before
+    assert not roots.pruned.exists()
+    assert read_record(roots.record)[RUN].left == f"the prune root {roots.pruned} is missing"
 
 
 def test_a_run_that_is_not_a_folder_is_left(roots: Roots) -> None:

@@ -72,14 +72,10 @@ def test_a_link_inside_another_workspace_uses_that_workspace(tmp_path: Path, pat
     assert call_of(["second/scheduler.sh", "status"], tmp_path, path) == (str(second), ["status"])
 
 
-def test_arguments_are_passed_unchanged(tmp_path: Path, path: str) -> None:
+def test_arguments_are_passed_unchanged_and_without_any_the_script_calls_help(tmp_path: Path, path: str) -> None:
     folder = init(tmp_path / "ws", force=False).folder
     arguments = ["start", "a b.yml,$(x).yml", "1,0", "", "--rerun", "-x", "two\nlines", "*"]
     assert call_of(["./scheduler.sh", *arguments], folder, path)[1] == arguments
-
-
-def test_without_arguments_the_script_calls_help(tmp_path: Path, path: str) -> None:
-    folder = init(tmp_path / "ws", force=False).folder
     assert call_of(["./scheduler.sh"], folder, path)[1] == ["help"]
 
 

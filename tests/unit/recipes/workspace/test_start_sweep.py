@@ -1,6 +1,7 @@
 """Starting a workspace submits each config that is neither completed nor active, once."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,8 @@ from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import sweep
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
 from gpuyard.recipes.workspace.sweep import StartedSweep
+
+Start = Callable[..., tuple[list[str], StartedSweep]]
 
 
 class Queue:
@@ -55,13 +58,15 @@ def workspace(tmp_path: Path) -> LoadedSettings:
     return load(folder)
 
 
-def start(
-    workspace: LoadedSettings, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
-) -> tuple[list[str], StartedSweep]:
-    monkeypatch.setattr(sweep, "connect", lambda **_: queue)
-    state_dir().mkdir(mode=0o700, exist_ok=True)
-    started = sweep.start(workspace, [], None, is_rerun=is_rerun)
-    return [each.config for each in started.submitted], started
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    def begin(workspace: LoadedSettings, queue: Queue, *, is_rerun: bool = False) -> tuple[list[str], StartedSweep]:
+        monkeypatch.setattr(sweep, "connect", lambda **_: queue)
+        state_dir().mkdir(mode=0o700, exist_ok=True)
+        started = sweep.start(workspace, [], None, is_rerun=is_rerun)
+        return [each.config for each in started.submitted], started
+
+    return begin
 
 
 def mark(workspace: LoadedSettings, config: str) -> Path:
@@ -82,61 +87,54 @@ def mark(workspace: LoadedSettings, config: str) -> Path:
 )
 @pytest.mark.parametrize("is_rerun", [False, True])
 def test_an_active_task_is_not_submitted_again(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch, state: str, why: str, is_rerun: bool
+    workspace: LoadedSettings, start: Start, state: str, why: str, is_rerun: bool
 ) -> None:
-    submitted, started = start(workspace, Queue([task("a", state)]), monkeypatch, is_rerun=is_rerun)
+    submitted, started = start(workspace, Queue([task("a", state)]), is_rerun=is_rerun)
     assert submitted == ["b"]
     assert started.skipped == [("a", why)]
 
 
-def test_a_failed_task_is_submitted_again_and_a_completed_task_only_for_a_rerun(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
+def test_a_rerun_is_for_completed_tasks_and_keeps_the_marker_if_it_is_refused(
+    workspace: LoadedSettings, start: Start
 ) -> None:
     marker = mark(workspace, "b")
-    assert start(workspace, Queue([task("a", "failed")]), monkeypatch)[0] == ["a"]
+    assert start(workspace, Queue([task("a", "failed")]))[0] == ["a"]
     assert marker.exists()
-    assert start(workspace, Queue([task("b", "succeeded")]), monkeypatch, is_rerun=True)[0] == ["a", "b"]
+    assert start(workspace, Queue([task("b", "succeeded")]), is_rerun=True)[0] == ["a", "b"]
     assert not marker.exists()
-
-
-def test_a_rerun_that_the_queue_refuses_keeps_its_marker(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
     marker = mark(workspace, "b")
-    submitted, started = start(workspace, Queue([], refuses="b"), monkeypatch, is_rerun=True)
+    submitted, started = start(workspace, Queue([], refuses="b"), is_rerun=True)
     assert submitted == ["a"]
     assert started.refused == [("b", "there is no usable GPU")]
     assert marker.exists()
 
 
-def test_all_tasks_of_a_workspace_share_gpus_as_configured(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_tasks_of_a_workspace_share_gpus_as_configured(workspace: LoadedSettings, start: Start) -> None:
     queue = Queue([])
-    start(workspace, queue, monkeypatch)
+    start(workspace, queue)
     assert [each["tag_sharing"]["most_per_device"] for each in queue.submitted] == [3, 3]
     assert len({each["options"]["tag"] for each in queue.submitted}) == 1
     assert len({each["token"] for each in queue.submitted}) == 2
 
 
 def test_with_gpu_count_0_tasks_get_no_gpu_unless_their_config_asks_for_one(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
+    workspace: LoadedSettings, start: Start
 ) -> None:
     (workspace.workspace / "configs/b.yml").write_text("scheduler: {gpus: 1}\n")
     queue = Queue([])
-    start(replace(workspace, settings=replace(workspace.settings, gpu_count=0, vram=1.0)), queue, monkeypatch)
+    start(replace(workspace, settings=replace(workspace.settings, gpu_count=0, vram=1.0)), queue)
     assert [each["options"].get("gpus") for each in queue.submitted] == [0, 1]
     assert ["vram" in each["options"] for each in queue.submitted] == [False, True]
 
 
 def test_each_submitted_config_is_reported_with_its_log(
-    workspace: LoadedSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: LoadedSettings, tmp_path: Path, start: Start
 ) -> None:
     shared = tmp_path / "shared"
     (shared / "train_logs").mkdir(parents=True)
     (shared / "train_logs/a.log").write_text("# log of the workspace other-123456: /other\n")
     loaded = replace(workspace, settings=replace(workspace.settings, log_dir=str(shared)))
-    _, started = start(loaded, Queue([]), monkeypatch)
+    _, started = start(loaded, Queue([]))
     tag = started.tag
     assert [each.log for each in started.submitted] == [
         f"{shared}/train_logs/{tag}_a.log", f"{shared}/train_logs/b.log",
@@ -147,10 +145,10 @@ def test_each_submitted_config_is_reported_with_its_log(
     ("file", "name"), [("exp1.yml", "exp1"), ("exp.1.yaml", "exp.1"), ("plain", "plain"), ("-x $(y).yml", "-x $(y)")]
 )
 def test_a_config_is_named_after_its_file_without_the_suffix(
-    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch, file: str, name: str
+    workspace: LoadedSettings, start: Start, file: str, name: str
 ) -> None:
     (workspace.workspace / "configs" / file).write_text("")
     queue = Queue([])
     loaded = replace(workspace, settings=replace(workspace.settings, config_pattern=file))
-    assert start(loaded, queue, monkeypatch)[0] == [name]
+    assert start(loaded, queue)[0] == [name]
     assert queue.submitted[0]["environment"]["GPUYARD_CONFIG_NAME"] == name

@@ -92,14 +92,11 @@ def test_tasks_are_counted_with_their_workspace_their_config_and_their_marker(wo
     assert states(status_of(workspace)) == {"a": "not started", "b": "completed"}
 
 
-def test_a_task_without_a_writable_marker_is_completed_with_a_note(workspace: LoadedSettings) -> None:
+def test_a_task_without_a_marker_has_a_note(workspace: LoadedSettings) -> None:
     record = {"job": 7, "attempt": 1, "result": "completed", "marker_by": None, "note": "its marker cannot be written"}
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     row = status_of(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
     assert (row.state, row.note) == ("completed", "its marker cannot be written")
-
-
-def test_a_task_whose_marker_was_removed_is_not_completed(workspace: LoadedSettings) -> None:
     status = status_of(workspace, task("a", "succeeded", id=8, attempt=1))
     assert (status.rows[0].state, status.rows[0].note) == (
         "no marker", "it completed, but its marker is gone: start runs it again",

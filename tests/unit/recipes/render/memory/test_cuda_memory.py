@@ -241,21 +241,20 @@ def test_a_slab_is_small_relative_to_the_ram_budget_and_holds_whole_pages() -> N
     assert slab_size(65 * MB) == 66 * MB
 
 
-def test_pages_are_pinned_writable_and_do_not_overlap(slabs: PinnedSlabs, torch: Any) -> None:
+def test_many_pages_are_pinned_with_one_call_on_whole_huge_pages_and_do_not_overlap(
+    slabs: PinnedSlabs, torch: Any
+) -> None:
+    """CUDA keeps the error of a refused call for the thread, and PyTorch raises it after the thread's next kernel."""
     pages = [slabs.page(PAGE) for _ in range(20)]
     for number, page in enumerate(pages):
         assert page is not None
         assert torch.cuda.is_pinned(address(page), page.nbytes)
         page[:] = bytes([number]) * PAGE
     assert [set(page or b"") for page in pages] == [{number} for number in range(20)]
-
-
-def test_many_pages_are_pinned_with_one_call_on_whole_huge_pages(slabs: PinnedSlabs, torch: Any) -> None:
-    for _ in range(20):
-        slabs.page(PAGE)
     registered = torch.cuda.cudart().registered
     assert list(registered.values()) == [4 * MB, 4 * MB]
     assert all(start % (2 * MB) == 0 for start in registered)
+    assert torch.cuda.cudart().callers.isdisjoint({threading.current_thread().name}), "threads that render do not pin"
 
 
 def test_threads_that_need_pages_at_the_same_time_share_a_slab(slabs: PinnedSlabs, torch: Any) -> None:
@@ -271,12 +270,6 @@ def test_threads_that_need_pages_at_the_same_time_share_a_slab(slabs: PinnedSlab
         taken = set(pool.map(take, range(8)))
     assert len(taken) == 8
     assert len(torch.cuda.cudart().registered) == 1
-
-
-def test_the_threads_that_render_do_not_pin(slabs: PinnedSlabs, torch: Any) -> None:
-    """CUDA keeps the error of a refused call for the thread, and PyTorch raises it after the thread's next kernel."""
-    slabs.page(PAGE)
-    assert torch.cuda.cudart().callers.isdisjoint({threading.current_thread().name})
 
 
 def test_closing_unpins_and_frees_the_memory_of_pages_in_use_too(torch: Any) -> None:

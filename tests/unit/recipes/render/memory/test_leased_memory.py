@@ -78,7 +78,9 @@ def test_without_pytorch_the_memory_is_the_hosts_and_nothing_is_leased(set_devic
         memory.free(memory.allocate(BUDGET))
 
 
-def test_with_a_card_the_budget_is_leased_while_it_is_open(torch: Any, set_devices: Callable[..., None]) -> None:
+def test_with_a_card_the_budget_is_leased_until_the_work_ends_or_fails(
+    torch: Any, set_devices: Callable[..., None]
+) -> None:
     set_devices(card(Vendor.INTEL, "0000:00:02.0"), card())
     with open_device(BUDGET, label="night shift") as memory:
         assert memory.name == "cuda:0"
@@ -87,9 +89,6 @@ def test_with_a_card_the_budget_is_leased_while_it_is_open(torch: Any, set_devic
         (share,) = lease.shares
         assert (share.device_id, share.memory_mb, share.is_exclusive) == (card().id, 256.0, False)
     assert leases() == ()
-
-
-def test_the_lease_is_released_when_the_work_fails(torch: Any, set_devices: Callable[..., None]) -> None:
     set_devices(card())
 
     def work() -> None:
@@ -102,16 +101,13 @@ def test_the_lease_is_released_when_the_work_fails(torch: Any, set_devices: Call
     assert torch.cuda.allocator.cap == torch.cuda.TOTAL
 
 
-def test_a_card_that_no_probe_lists_is_used_without_a_lease(torch: Any, set_devices: Callable[..., None]) -> None:
+def test_the_card_is_one_of_pytorchs_vendor_and_an_unlisted_one_has_no_lease(
+    torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_devices()
     with open_device(BUDGET, "cuda") as memory:
         assert memory.name == "cuda:0"
         assert leases() == ()
-
-
-def test_pytorch_for_amd_gets_its_card(
-    torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     set_devices(card(), card(Vendor.AMD, "amd-0"))
     with open_device(BUDGET, "cuda"):

@@ -36,15 +36,6 @@ def test_bytes_outside_of_a_blob_cannot_be_read(offset: int, nbytes: int) -> Non
         pool_of([]).take(40).views(offset, nbytes)
 
 
-def test_two_blobs_never_share_a_page() -> None:
-    pool = pool_of([])
-    first, second = pool.take(20), pool.take(20)
-    for blob, byte in ((first, 1), (second, 2)):
-        for view in blob.views(0, 20):
-            view[:] = bytes([byte]) * view.nbytes
-    assert {*b"".join(first.views(0, 20))} == {1}
-
-
 def test_released_pages_are_reused_before_new_pages_are_allocated() -> None:
     made: list[int] = []
     pool = pool_of(made)
@@ -65,18 +56,21 @@ def test_released_pages_are_reused_before_new_pages_are_allocated() -> None:
     assert made == [SIZE] * 5
 
 
-def test_a_page_is_allocated_when_it_is_first_used() -> None:
+def test_a_blob_takes_whole_pages_of_its_own_when_they_are_first_used() -> None:
+    pool = pool_of([])
+    assert [pool.rounded(nbytes) for nbytes in (1, SIZE, SIZE + 1)] == [SIZE, SIZE, 2 * SIZE]
+    pool = pool_of([])
+    first, second = pool.take(20), pool.take(20)
+    for blob, byte in ((first, 1), (second, 2)):
+        for view in blob.views(0, 20):
+            view[:] = bytes([byte]) * view.nbytes
+    assert {*b"".join(first.views(0, 20))} == {1}
     made: list[int] = []
     blob = pool_of(made).take(4 * SIZE)
     blob.views(SIZE, SIZE + 1)
     assert made == [SIZE] * 2
     blob.views(0, 3 * SIZE)
     assert made == [SIZE] * 3
-
-
-def test_a_blob_takes_whole_pages() -> None:
-    pool = pool_of([])
-    assert [pool.rounded(nbytes) for nbytes in (1, SIZE, SIZE + 1)] == [SIZE, SIZE, 2 * SIZE]
 
 
 @pytest.mark.parametrize("ram", [1, 1 << 20, 1 << 30, 90 << 30, 1 << 40])
