@@ -20,7 +20,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return job_logs.path_of(tmp_path, 17, 1)
+    return tmp_path / job_logs.name_of(17, 1)
 
 
 def put(root: Path, path: str, text: str) -> None:

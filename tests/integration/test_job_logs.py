@@ -34,7 +34,7 @@ CUT_LINE = b"cut out here"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return job_logs.path_of(tmp_path, 17, 1)
+    return tmp_path / job_logs.name_of(17, 1)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, path: Path, *, has_holes: bool) -> None:

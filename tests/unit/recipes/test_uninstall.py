@@ -74,7 +74,7 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
     for name in ("daemon.lock", "daemon.log", "web.token", "journal", "name", "queue.db.damaged-20260102T030405-wal"):
         write(state / name)
     open_database(state / "queue.db")[0].close()
-    write(Path(job_logs.path_of(state / "logs", 17, 2)))
+    write(state / "logs" / job_logs.name_of(17, 2))
     write(Path(default_root("batch"), "run-000001/frames/1.png"))
     write(state / "keepers/log")
     write(state / "keepers/123.sock")

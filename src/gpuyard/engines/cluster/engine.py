@@ -75,7 +75,7 @@ class ClusterEngine:
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=paths[0], error_log=error_log)
 
     def _log_of(self, launch: Launch) -> str:
-        return str(job_logs.path_of(self._folder / "logs", launch.job_id, launch.attempt))
+        return f"{self._folder}/logs/{job_logs.name_of(launch.job_id, launch.attempt)}"
 
     def start_prepared(self) -> None:
         if not self._prepared:

@@ -4,8 +4,7 @@ A submission is a folder named by its token, in a folder that the engine and all
 with its terms and elements, which is always complete; `submitted`; and for each element, by its number, the files that
 `node_supervisor.py` writes and reads. Only the owner can read them: environments may hold secrets.
 
-- Either the supervisor or the engine creates `N.started`; the engine thereby *voids* the element. So the element
-  either runs or never will, however late other messages are.
+- Either the supervisor or the engine creates `N.started`; the engine thereby *voids* the element: it never will run.
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
 

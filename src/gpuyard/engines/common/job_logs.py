@@ -29,10 +29,6 @@ def name_of(job_id: int, attempt: int) -> str:
     return f"{job_id}.{attempt}.log"
 
 
-def path_of(folder: Path, job_id: int, attempt: int) -> Path:
-    return folder / name_of(job_id, attempt)
-
-
 def progress_file_of(folder: Path | str, key: str) -> str:
     """Return the file that the program of an attempt may write about its progress, beside its log in `folder`."""
     return f"{folder}/{key}.progress"

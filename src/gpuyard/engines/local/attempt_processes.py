@@ -46,15 +46,6 @@ def all_pids() -> list[int]:
     return psutil.pids()
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the children of a process, if the system lists them; else all processes."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return list(map(int, file.read().split()))
-    except OSError:
-        return all_pids()
-
-
 def read_process(pid: int) -> TrackedProcess | None:
     if not _IS_LINUX:
         return _psutil_process(pid)
@@ -269,8 +260,14 @@ def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
-    children = filter(None, map(read_process, children_of(attempt.keeper_pid)))
-    leaders = [each for each in children if each.session == each.pid and each.parent == attempt.keeper_pid]
+    keeper = attempt.keeper_pid
+    try:
+        with open(f"/proc/{keeper}/task/{keeper}/children", encoding="ascii") as file:
+            pids = list(map(int, file.read().split()))
+    except OSError:  # the system does not list them
+        pids = all_pids()
+    children = filter(None, map(read_process, pids))
+    leaders = [each for each in children if each.session == each.pid and each.parent == keeper]
     # The keeper adopts processes that the program left behind, which are younger.
     leaders.sort(key=lambda each: (each.started, each.pid))
     mine = (str(attempt.job_id), str(attempt.number))

@@ -53,9 +53,9 @@ class RegisteredProcesses:
             with _Connections(120.0, may_end=True) as connections:
                 connections.ask(dict.fromkeys(self._registrations, protocol.RETURN), protocol.RETURNED)
                 connections.keep()
+            return None
         except NotDone as error:
             return str(error)
-        return None
 
 
 def find_registered(

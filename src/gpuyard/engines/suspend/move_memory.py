@@ -232,8 +232,7 @@ class MemoryMover:
         for process in self._in_state(CudaProcessState.LOCKED):
             self._call_driver(process, _UNLOCK)
         program = self._find_registered(list(self._known.values()))
-        refusal = program.bring_back() if program is not None else None
-        if refusal is not None:
+        if program is not None and (refusal := program.bring_back()) is not None:
             text = f"the program did not take its memory back: {refusal}"
             raise self._ruin(text) if self._is_undoing else Trouble(text)
 

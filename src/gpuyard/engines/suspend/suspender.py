@@ -82,9 +82,8 @@ class LocalSuspender:
         """`queue` is the folder of the local engine. No process is stopped while it holds one of the files `mutexes`.
         `limit_s` is a helper's time limit, besides the time that copying the memory takes. Programs have
         `parks_within_s` to pause their work on the device, or to come to the end of their step."""
-        self._folder = folder.absolute()
-        self._queue = queue
-        self._mutexes = tuple(str(path) for path in mutexes)
+        self._folder, self._queue = folder.absolute(), queue
+        self._mutexes = tuple(map(str, mutexes))
         self._limit_s, self._parks_within_s = limit_s, parks_within_s
         self._driver = _NvidiaDriver()
         self._helpers: dict[int, _Helper] = {}
