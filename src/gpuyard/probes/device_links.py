@@ -7,7 +7,7 @@ the same root only, a host bridge. A vendor's own source is preferred where both
 - `amd-smi topology --json`, or `rocm-smi --showtopo` where it is not installed, says which pairs XGMI joins. Their
   "PCIE" says only that a pair is not joined.
 
-If a source fails, what it would have said is unknown; the vendor's probe reports why a driver cannot be read."""
+If a source fails, what it would have said is unknown."""
 
 import contextlib
 import re

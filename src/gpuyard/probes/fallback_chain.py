@@ -6,7 +6,7 @@
   once.
 - A device stays listed after it was seen once: when its probe no longer lists it, or no probe answers, it is reported
   as unhealthy with all measurements unknown. Parts of a card may come and go.
-- Readings are made printable: any user can give a process any name, and a tool may print anything."""
+- Readings are made printable: any user can give a process any name."""
 
 import shutil
 import time
@@ -112,17 +112,17 @@ class ChainStep:
         try:
             reading = answer()
         except NoAnswerYet:
-            return None
+            pass
         except ProbeError as error:
             self._fail(error)
-            return None
         except Exception as error:  # noqa: BLE001 - outermost place: a bug in one probe disables only that probe
             bug = f"{type(error).__name__}: {error}"
             self._fail(ProbeCrashed(self.name, f"unexpected {bug[:200]}", hint="please report this"))
-            return None
-        self._backoff.succeed()
-        self.problem, self.is_late = None, False
-        return printable_reading(reading)
+        else:
+            self._backoff.succeed()
+            self.problem, self.is_late = None, False
+            return printable_reading(reading)
+        return None
 
     def _fail(self, error: ProbeError) -> None:
         """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""

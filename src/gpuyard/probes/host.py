@@ -1,8 +1,7 @@
 """The host: CPU, memory and load, within the limits of the container we run in. A figure that cannot be read is None.
 
 - A limit may be set at any level from the top of the cgroup tree down to our own group; the tightest one applies. Both
-  cgroup versions are read, also side by side. A missing or unreadable file sets no limit. Finding limits costs more
-  than all other figures: they are read every 10 s.
+  cgroup versions are read, also side by side. Finding limits costs more than all other figures: once in 10 s.
 - CPU load is the difference of two readings. Under a CPU quota it is the fraction of the quota that the group uses."""
 
 import os
@@ -203,10 +202,7 @@ def _lineage(mount: Path, path: str) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return bool(_ask(path.is_dir))
 
 
 def _fields(text: str | None) -> dict[str, float]:
@@ -216,9 +212,8 @@ def _fields(text: str | None) -> dict[str, float]:
 
 
 def _usable_cpus() -> float | None:
-    if hasattr(os, "sched_getaffinity") and (cpus := _ask(lambda: os.sched_getaffinity(0))):  # macOS has none
-        return float(len(cpus))
-    count = _ask(psutil.cpu_count)
+    cpus = _ask(lambda: os.sched_getaffinity(0))  # macOS has none
+    count = len(cpus) if cpus else _ask(psutil.cpu_count)
     return float(count) if count else None
 
 

@@ -2,11 +2,9 @@
 
 `GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices, `nvidia:1x24GB,amd:2x16GB` devices
 that pass for those of two vendors. A real process declares the memory and load it uses with a `SimulatedUse`, which
-ends with the process at the latest (`gpuyard/simulated_usage.py`). A suspended process waits at its next call, as a
-program that calls a driver does. The file `health.json` in their folder gives them faults, as figures by device id:
-`{"SIM-0": {"ecc_uncorrected": 1}}`.
-`GPUYARD_SIMULATE_HOST=23GB`, or `23GB,8` for 8 CPUs, gives it RAM. All of it is available, whatever programs use:
-reservations alone decide how many jobs start. A test can say how much is in use."""
+ends with the process at the latest. A suspended process waits at its next call, as a program that calls a driver does.
+The file `health.json` in their folder gives them faults by device id: `{"SIM-0": {"ecc_uncorrected": 1}}`.
+`GPUYARD_SIMULATE_HOST=23GB`, or `23GB,8` for 8 CPUs, gives it RAM. All of it is available, whatever programs use."""
 
 import contextlib
 import os

@@ -2,7 +2,6 @@
 
 - Outside gpuyard's own folders, only what the manifest (`system/files_outside_home.py`) names is listed, and a systemd
   unit and a completion that start gpuyard. In its own folders, only names that gpuyard gives; the rest is the user's.
-- Nothing is removed while jobs run or wait, or while a program of the user holds a lease.
 - A symbolic link is removed as a link, at any depth: its target stays. What belongs to another user, or is mounted
   inside a folder, stays with the folders that contain it. A folder that is or contains the home folder is refused.
 """
@@ -179,13 +178,12 @@ def _kept_files(workspaces: Sequence[str], folders: Iterable[Path]) -> Iterator[
 
 
 def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
-    listed: dict[str, set[str]] = {}
-    for place in places:
-        listed.setdefault(place.folder, set()).update(place.names)
-        listed.setdefault(os.path.dirname(place.folder), set()).add(os.path.basename(place.folder))
+    listed = {os.path.join(place.folder, name) for place in places for name in place.names}
+    listed |= {place.folder for place in places}
     for folder in dict.fromkeys(place.folder for place in places if place.is_own_folder):
-        for name in sorted(set(_names_in(folder)) - listed[folder]):
-            yield KeptFile(os.path.join(folder, name), "not created by gpuyard")
+        for path in (os.path.join(folder, name) for name in _names_in(folder)):
+            if path not in listed:
+                yield KeptFile(path, "not created by gpuyard")
 
 
 def _files_in(folder: Path, files: Iterable[tuple[str, str, str, str]]) -> Iterator[InstalledFiles]:

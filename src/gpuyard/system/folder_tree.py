@@ -1,11 +1,9 @@
-"""A folder and all in it, used by descriptors. Every part of gpuyard that reads, copies or removes whole folders does
-it here.
+"""A folder and all in it, used by descriptors: whole folders are read, copied and removed here.
 
 - No path below the folder follows a symbolic link, even one that another user puts there meanwhile.
 - A mount is never entered or removed: what is mounted belongs to someone else, though it may be on the same disk.
 - Folders may be nested at any depth. Two descriptors are open at a time.
-
-Paths are relative to the folder, and "." is the folder itself. Errors name the whole path."""
+- Paths are relative to the folder, and "." is the folder itself. Errors name the whole path."""
 
 import contextlib
 import errno

@@ -1,12 +1,10 @@
 """Keeps logs within their caps while programs write to them. Uses the standard library alone, as the keeper does.
 
-When a log is over its cap, its middle is cut out: the blocks of that range are given back to the file system, and the
-file keeps its length (a hole). So the first quarter of the cap and the newest output stay, each byte keeps its offset,
-writers notice nothing, and nothing is copied. A file system that cannot make holes gets the kept text written to a
-shorter file; output that is written in the same moment may be lost there.
-
-The next look follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest. While a
-log is not written to, the time between two looks doubles, up to 1 s."""
+When a log is over its cap, the blocks of its middle are given back to the file system, and the file keeps its length (a
+hole). So the first quarter of the cap and the newest output stay, each byte keeps its offset, and writers notice
+nothing. A file system that cannot make holes gets the kept text written to a shorter file; output that is written in
+the same moment may be lost there. The next look follows when a program that writes 2 GB/s could have reached the cap;
+while a log is not written to, the time between two looks doubles, up to 1 s."""
 
 import contextlib
 import ctypes
@@ -14,7 +12,7 @@ import functools
 import heapq
 import os
 import time
-from collections.abc import Callable
+from typing import Any
 
 _SPEED = 2 << 30
 _SOONEST_S, _LATEST_S = 0.001, 1.0
@@ -70,14 +68,12 @@ def _punch(descriptor: int, start: int, length: int) -> bool:
 
 
 @functools.cache
-def _fallocate() -> Callable[[int, int, int, int], int] | None:
+def _fallocate() -> Any:
     library = ctypes.CDLL(None)
-    call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if call is None:
-        return None
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function: Callable[[int, int, int, int], int] = call
-    return function
+    call: Any = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return call
 
 
 def _shorten(descriptor: int, first: int, last: int) -> int:

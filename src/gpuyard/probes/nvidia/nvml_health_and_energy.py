@@ -6,9 +6,8 @@
   without any process; nothing is concluded in a PID namespace, where the driver hides processes.
 - The energy counter of an H200 takes 3 ms, so the card's power continues it for 10 s. A reading never falls, unless the
   counter itself has started again.
-- The load of a process is that of its newest sample; without one in the last two seconds it was idle. Samples are
-  compared with each other and never with our clock. If no sample belongs to a listed process, all loads are unknown: in
-  a container pids differ, and the first samples of a process come late."""
+- The load of a process is that of its newest sample; without one in the last two seconds it was idle. If no sample
+  belongs to a listed process, all loads are unknown: in a container pids differ, and the first samples come late."""
 
 import contextlib
 import ctypes
