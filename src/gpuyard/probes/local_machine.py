@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
 from gpuyard.model.machine_snapshot import Host, Reading, Snapshot, Vendor
-from gpuyard.probes.device_links import LinkReader, ReadLinks, read_local_links
+from gpuyard.probes.device_links import LinkReader, read_local_links
 from gpuyard.probes.fallback_chain import FallbackChain, Probe, printable_reading
 from gpuyard.probes.machine_reader import HostProbe, MachineReader, assemble
 from gpuyard.probes.run_tool import find_any_tool
@@ -26,9 +26,12 @@ DEFAULT_DEADLINE_S = 2.0
 
 def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: "Clock | None" = None) -> MachineReader:
     """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
-    clock = clock or SystemClock()
+    clock, spec = clock or SystemClock(), simulated_devices()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
-    return MachineReader(chains, local_host(), clock, deadline_s, LinkReader(local_links()))
+    # Raises UserError for simulated links that it cannot understand, before the first reading.
+    topology = None if spec is None else parse_topology(spec, parse_devices(spec))
+    links = LinkReader(read_local_links if topology is None else lambda _: topology)
+    return MachineReader(chains, local_host(), clock, deadline_s, links)
 
 
 def local_host() -> HostProbe:
@@ -91,16 +94,6 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
         ],
         apple: [_ToolProbe(apple, "powermetrics+ioreg", "apple_gpu:AppleProbe")],
     }
-
-
-def local_links() -> ReadLinks:
-    """Return the function that reads how devices are linked. It raises UserError for simulated links that it cannot
-    understand before the first reading."""
-    spec = simulated_devices()
-    if spec is None:
-        return read_local_links
-    topology = parse_topology(spec, parse_devices(spec))
-    return lambda _: topology
 
 
 class _ToolProbe:

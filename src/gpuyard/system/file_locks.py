@@ -95,10 +95,10 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def lock_within(descriptor: int, timeout_s: float, *, shared: bool = False) -> bool:
+def lock_within(descriptor: int, timeout_s: float) -> bool:
     """Lock the file as soon as possible. Return False after `timeout_s`."""
     deadline, pauses = time.monotonic() + timeout_s, pauses_s()
-    while not try_lock(descriptor, shared=shared):
+    while not try_lock(descriptor):
         if time.monotonic() > deadline:
             return False
         time.sleep(next(pauses))
@@ -122,12 +122,12 @@ def unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def find_lock_holders(status: os.stat_result, source: Path = Path("/proc/locks")) -> list[int]:
+def find_lock_holders(status: os.stat_result) -> list[int]:
     """Return the processes that locked the file with flock, as far as the kernel shows them. It shows no process of
     another container. If a process has ended and left its lock to a child, it is named still."""
     key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
-        lines = source.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return []
     rows = (fields for line in lines if len(fields := line.split()) >= 6)

@@ -82,11 +82,11 @@ def make_folder(path: str, instead: str = _OTHER_HOME, *, is_closed: bool = Fals
         os.close(folder)
 
 
-def open_own(path: str, flags: int = APPEND, instead: str = _OTHER_HOME) -> int:
+def open_own(path: str, flags: int = APPEND) -> int:
     """Open a file of ours in this user's folder. Raises OSError if it cannot be opened, or if the folder does not
     exist."""
     above, name = os.path.split(path)
-    folder = open_folder(above, instead)
+    folder = open_folder(above)
     try:
         return _open_in(folder, above, name, flags)
     except IsADirectoryError as error:
@@ -96,7 +96,7 @@ def open_own(path: str, flags: int = APPEND, instead: str = _OTHER_HOME) -> int:
         os.close(folder)
 
 
-def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
+def check_entries(path: str) -> None:
     """Refuse this user's folder if something in it belongs to another user, from a time when others could write to
     it."""
     with os.scandir(path) as entries:
@@ -104,13 +104,13 @@ def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
             owner = entry.stat(follow_symlinks=False).st_uid
             if owner not in (0, os.geteuid()):
                 message = f"{entry.path} belongs to {_named(owner)}, in a folder of yours"
-                raise PrivateFileError(message, hint=f"remove it, or {instead}")
+                raise PrivateFileError(message, hint=f"remove it, or {_OTHER_HOME}")
 
 
-def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
+def read_trusted(path: str) -> bytes:
     """Return the content of a configuration file that only this user and root can change, also through links of theirs.
     Raises FileNotFoundError if it does not exist."""
-    with open(open_trusted(path, instead), "rb") as file:
+    with open(open_trusted(path), "rb") as file:
         return read_small(file, path)
 
 
