@@ -62,7 +62,7 @@ def _count_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = retry.judge_shortage
-    monkeypatch.setattr("gpuyard.queue.attempt_ends.judge_shortage", lambda *given: replace(real(*given), counts=True))
+    monkeypatch.setattr(retry, "judge_shortage", lambda *given: replace(real(*given), counts=True))
 
 
 def _rerun_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
