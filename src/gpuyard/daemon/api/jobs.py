@@ -35,7 +35,6 @@ from gpuyard.schema.jobs import (
     JobHistory,
     JobPage,
     JobRow,
-    SweepPage,
     WaitExplanation,
 )
 from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
@@ -146,9 +145,6 @@ class JobHandler:
         from gpuyard.daemon.api.sweeps import JobGroups  # with the first request for it
 
         return JobGroups(self._scheduler, self._reader)
-
-    async def sweep(self, job_id: int, query: requests.SweepQuery) -> SweepPage:
-        return await self.folded.table(job_id, query)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
         scheduler, limit, offset, wanted = self._scheduler, min(query.limit, MOST_ROWS), query.after, read_filter(query)

@@ -95,7 +95,7 @@ class Routes:
         submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
         return {
             ("GET", "/jobs"): jobs.page,
-            ("GET", "/sweeps/{id}"): jobs.sweep,
+            ("GET", "/sweeps/{id}"): late("_jobs.folded.table"),
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,

@@ -67,11 +67,9 @@ class StreamClient(Protocol):
 
     def send(self, data: bytes) -> None:
         """Write without waiting. A client that has stopped reading is disconnected."""
-        ...
 
     def end(self) -> None:
         """Close the connection once the client has read what was sent."""
-        ...
 
 
 class ResponseStream(Struct, frozen=True, kw_only=True):

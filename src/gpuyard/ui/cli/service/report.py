@@ -3,7 +3,7 @@
 from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.command_grammar import JSON, Command, Typed, Verb
-from gpuyard.ui.cli.terminal import say_json, say_lines
+from gpuyard.ui.cli.terminal import say_lines
 
 REPORT = Verb(
     """Sum up a week, or any other time: GPU-hours, waits, unused memory and failures, with a chart.
@@ -56,8 +56,7 @@ def _run_summary(typed: Typed) -> int:
     since = typed.text("since")
     answer = request("GET", "/summary", None if since is None else {"since": since})
     if typed.flag("json"):
-        say_json(answer)
-        return 0
+        return say_answer(typed, answer)
     from gpuyard.ui.cli.terminal import frame
     from gpuyard.ui.views.report_text import summary_lines
 
