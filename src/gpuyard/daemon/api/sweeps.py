@@ -273,6 +273,7 @@ class JobGroups:
         scheduler = self._scheduler
         attempt = last_attempt(scheduler, job)
         usage = attempt.usage if attempt is not None else None
+        ran_s = None if attempt is None else attempt.ran_s(attempt.ended_at or scheduler.sampling.now())
         estimates = scheduler.controller.transitions.estimates
         return copy_fields(
             TaskRow,
@@ -285,9 +286,7 @@ class JobGroups:
             attempt=job.attempts,
             place=attempt.place if attempt is not None else None,
             gpu_labels=gpu_labels(scheduler, attempt),
-            elapsed_s=None
-            if attempt is None
-            else round(attempt.ran_s(attempt.ended_at or scheduler.sampling.now()), 3),
+            elapsed_s=None if ran_s is None else round(ran_s, 3),
             likely_s=None if job.state in FINISHED else estimates.estimate_of(job.id).likely_s,
             memory_mb=usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
             peak_mb=usage.peak_mb if usage is not None else None,

@@ -143,7 +143,7 @@ class TaskRunner:
         else:
             # A viewer connects in about 0.1 s. Without this timer, a tmux server that dies earlier would go unnoticed.
             def expect_viewer() -> None:
-                if self._viewers is not None and self._viewers.is_empty:
+                if self._viewers is not None and not self._viewers.viewers:
                     self._reopen_later()
 
             self._loop.after(_VIEWER_EXPECTED_WITHIN_S, expect_viewer)

@@ -245,20 +245,16 @@ class ViewerSockets:
         self._listener = user_sockets.bind(self._path)
         self._listener.listen(8)
         self._listener.settimeout(0)
-        self._viewers: dict[int, _ViewerConnection] = {}
+        self.viewers: dict[int, _ViewerConnection] = {}
         self._recent = bytearray()
         self._had_viewer = False
         loop.watch(self._listener.fileno(), self._accept)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._viewers
 
     def show(self, output: bytes) -> None:
         self._recent += output
         if len(self._recent) > 2 * _REMEMBERED:
             del self._recent[:-_REMEMBERED]
-        for each in list(self._viewers.values()):
+        for each in list(self.viewers.values()):
             each.send(OUTPUT, output)
             self._push(each)
 
@@ -268,9 +264,9 @@ class ViewerSockets:
             select.select([self._listener.fileno()], [], [], wait_s)
         self._accept(select.POLLIN)
         deadline = time.monotonic() + 2.0
-        for each in self._viewers.values():
+        for each in self.viewers.values():
             each.end(bytes([status]) + os.fsencode(text), self._recent_output(), deadline)
-        self._viewers.clear()
+        self.viewers.clear()
         self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
@@ -285,7 +281,7 @@ class ViewerSockets:
             return
         self._had_viewer = True
         connection = _ViewerConnection(link)
-        self._viewers[link.fileno()] = connection
+        self.viewers[link.fileno()] = connection
         self._loop.watch(link.fileno(), lambda event: self._serve(connection, event))
         connection.send(OUTPUT, self._recent_output())
         self._push(connection)
@@ -309,9 +305,9 @@ class ViewerSockets:
                 self._handlers[kind](content)
         if is_closed or not received:
             self._loop.forget(connection.link.fileno())
-            del self._viewers[connection.link.fileno()]
+            del self.viewers[connection.link.fileno()]
             connection.link.close()
-        if not received and not self._viewers:
+        if not received and not self.viewers:
             self._on_gone()
 
     def _push(self, connection: "_ViewerConnection") -> None:

@@ -53,15 +53,12 @@ class StartedSweep(Struct, kw_only=True):
 class _PlannedTask(Struct, frozen=True, kw_only=True):
     """A config to submit: `devices` are those it may use; `gpu` is the one that the user named for it."""
 
+    config: str
     path: Path
     arguments: tuple[str, ...]
     options: TaskOptions
     devices: str | None
     gpu: str | None
-
-    @property
-    def config(self) -> str:
-        return self.path.stem
 
 
 def start(
@@ -118,8 +115,8 @@ class _Sweep:
             if gpus and options.gpus is not None and options.gpus != 1:
                 hint = "leave out the GPUs, or set `gpus: 1`"
                 raise UserError(f"{path.name} asks for {options.gpus} GPUs, but one GPU is named for it", hint=hint)
-            gpu = device if gpus else None
-            planned.append(_PlannedTask(path=path, arguments=own, options=options, devices=device, gpu=gpu))
+            gpu = {"devices": device, "gpu": device if gpus else None}
+            planned.append(_PlannedTask(config=path.stem, path=path, arguments=own, options=options, **gpu))
         return planned, notes
 
     def submit(

@@ -126,8 +126,7 @@ def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = 0.6)
 
 
 def line_of(node: yaml.Node) -> int:
-    line: int = node.start_mark.line
-    return line + 1
+    return int(node.start_mark.line) + 1
 
 
 def is_empty(node: yaml.Node) -> bool:
@@ -157,8 +156,7 @@ def _scalar_text(node: yaml.Node, takes: str) -> str:
     is_plain = isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS
     if not is_plain or any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
         raise _Mistake(takes, node)
-    text: str = node.value
-    return text
+    return str(node.value)
 
 
 def _scalar(

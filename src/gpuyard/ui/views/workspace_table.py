@@ -77,12 +77,11 @@ def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
     changes = []
     for row in now.rows:
         if known.get(row.config) != (row.state, row.attempt):
-            gpu = row.gpu
-            if gpu is not None and (gpu[:1] in "?0123456789" or ":" in gpu):
-                gpu = f"GPU {gpu}"
-            is_running = row.state == "running"
-            where = f" on {gpu}" if is_running and gpu is not None else ""
-            again = f", attempt {row.attempt}" if is_running and row.attempt > 1 else ""
+            where = again = ""
+            if row.state == "running":
+                is_gpu = row.gpu is not None and (row.gpu[:1] in "?0123456789" or ":" in row.gpu)
+                where = "" if row.gpu is None else f" on {'GPU ' if is_gpu else ''}{row.gpu}"
+                again = f", attempt {row.attempt}" if row.attempt > 1 else ""
             changes.append(clean(f"{row.config} {row.state}{where}{again}"))
     return changes
 
