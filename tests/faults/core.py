@@ -177,9 +177,9 @@ FAULTS = (
     ),
     Fault(
         id="core-tag-sharing-crowds-a-device",
-        file="src/gpuyard/policy/sharing.py",
-        old="free = [state for state in states if counts.get(state.device.id, 0) < sharing.most_per_device]",
-        new="free = [state for state in states if counts.get(state.device.id, 0) <= sharing.most_per_device]",
+        file="src/gpuyard/policy/rules.py",
+        old="counts.by_tag_and_device[lane.tag][device.device.id] < sharing.most_per_device:",
+        new="counts.by_tag_and_device[lane.tag][device.device.id] <= sharing.most_per_device:",
         breaks="One more task of a workspace runs on a GPU than max_jobs_per_gpu allows.",
         near=("tests/unit/policy/test_planner_tag_sharing.py",),
     ),
