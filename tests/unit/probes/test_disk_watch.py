@@ -73,6 +73,10 @@ def test_the_first_figure_is_announced_and_kept(disk: Disk) -> None:
     disk.answer()
     disk.now += FRESH_S - 1
     assert (disk.free(), disk.readings) == (PLENTY_MB, 1)
+    disk.now += STALE_S
+    assert disk.watch.figure("/data", LEAST_MB) is None, "a very old figure is not used"
+    disk.answer()
+    assert disk.free() == PLENTY_MB
 
 
 def test_an_older_figure_is_used_while_the_disk_is_read_again(disk: Disk) -> None:
@@ -83,15 +87,6 @@ def test_an_older_figure_is_used_while_the_disk_is_read_again(disk: Disk) -> Non
     assert disk.free() == PLENTY_MB
     disk.answers.release()
     until(lambda: disk.free() == 2 * PLENTY_MB)
-
-
-def test_a_very_old_figure_is_not_used(disk: Disk) -> None:
-    disk.watch.figure("/data", LEAST_MB)
-    disk.answer()
-    disk.now += STALE_S + 1
-    assert disk.watch.figure("/data", LEAST_MB) is None
-    disk.answer()
-    assert disk.free() == PLENTY_MB
 
 
 def test_near_the_limit_a_figure_lets_jobs_start_for_a_moment_only(disk: Disk) -> None:

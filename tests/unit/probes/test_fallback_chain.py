@@ -77,11 +77,8 @@ def test_the_first_probe_that_answers_is_used_and_failures_are_reported() -> Non
     assert reading.devices == (CARD,)
     (problem,) = reading.problems
     assert (problem.source, problem.kind, problem.hint, problem.vendor) == (
-        "nvml",
-        "crashed",
-        "see dmesg",
-        Vendor.NVIDIA,
-    )
+        "nvml", "crashed", "see dmesg", Vendor.NVIDIA,
+    )  # fmt: skip
     reading = chain(ScriptedProbe("nvml", KeyError("oops")), ScriptedProbe("smi", Reading(devices=(CARD,)))).read(2)
     assert reading.devices == (CARD,)
     assert "KeyError" in reading.problems[0].message

@@ -118,14 +118,9 @@ def test_the_temperature_is_that_of_the_package_and_not_of_parts(machine: Machin
     folder = machine.add_card(0, ARC, "0xe20b", driver="xe")
     machine.write(folder / "hwmon/hwmon1", name="xe_gt0", temp1_input="99000")
     machine.write(
-        folder / "hwmon/hwmon2",
-        name="xe",
-        temp2_label="vram",
-        temp2_input="70000",
-        temp3_label="pkg",
-        temp3_input="55000",
-        power1_max="0",
-    )
+        folder / "hwmon/hwmon2", name="xe", temp2_label="vram", temp2_input="70000", temp3_label="pkg",
+        temp3_input="55000", power1_max="0",
+    )  # fmt: skip
     device = only(machine.probe())
     assert (device.temperature_c, device.power_limit_w) == (55.0, None)
 

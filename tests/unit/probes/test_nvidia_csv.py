@@ -15,21 +15,15 @@ def test_values_are_parsed_by_the_header_with_and_without_units() -> None:
     assert (two.memory_used_mb, two.utilization_percent, two.power_draw_w, two.power_limit_w) == (0, None, None, None)
     (one,) = parse_csv(NO_UNITS_CSV).devices
     assert (one.memory_total_mb, one.utilization_percent, one.power_draw_w, one.power_limit_w) == (
-        24576,
-        37,
-        201.5,
-        350,
-    )
+        24576, 37, 201.5, 350,
+    )  # fmt: skip
     assert (one.id, one.temperature_c, one.processes) == ("nvidia-0", None, None)
     columns = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total\n"
     reading = parse_csv(f"{columns}0, GPU-1, NVIDIA Test One, 61, 37, 4096, 12287\n")
     (card,) = reading.devices
     assert (card.temperature_c, card.utilization_percent, card.memory_used_mb, card.memory_total_mb) == (
-        61,
-        37,
-        4096,
-        12287,
-    )
+        61, 37, 4096, 12287,
+    )  # fmt: skip
     assert reading.problems == ()
 
 

@@ -9,11 +9,8 @@ from tests.unit.probes.samples_nvidia import LOST_FIELD_XML, LOST_LINE, MIG_XML,
 def test_each_card_has_its_own_figures() -> None:
     one, two = parse_xml(XML).devices
     assert (one.id, one.index, one.name, one.vendor) == (
-        "GPU-11111111-0000-0000-0000-000000000001",
-        0,
-        "NVIDIA Test One",
-        Vendor.NVIDIA,
-    )
+        "GPU-11111111-0000-0000-0000-000000000001", 0, "NVIDIA Test One", Vendor.NVIDIA,
+    )  # fmt: skip
     assert (one.memory_total_mb, one.memory_used_mb, one.memory_free_mb) == (24576, 4096, 20180)
     assert (one.utilization_percent, one.temperature_c, one.pci_bus_id) == (37, 61, "0000:3b:00.0")
     assert (two.index, two.memory_used_mb, two.utilization_percent, two.processes) == (1, 0, None, ())

@@ -359,11 +359,8 @@ def test_a_machine_without_devices_has_a_row_for_the_host(queue_db: QueueDb) -> 
     bench.launch(bench.runs[0], bench.add_sample())
     (row,) = rows_of(bench)
     assert (row["event"], row["device"], row["gpu_percent"], row["taken_at"]) == (
-        "launch",
-        None,
-        None,
-        "1970-01-01T00:16:40.000Z",
-    )
+        "launch", None, None, "1970-01-01T00:16:40.000Z",
+    )  # fmt: skip
 
 
 def test_a_start_that_failed_is_not_a_launch(queue_db: QueueDb) -> None:

@@ -57,11 +57,8 @@ def test_the_gpus_of_pytorch_are_counted_with_a_warning_that_names_what_is_missi
     with pytest.warns(UserWarning, match="their load and free memory are unknown"):
         first, second = get_gpu_info()
     assert (first["gpu_id"], first["name"], first["memory_total"], first["memory_free"]) == (
-        0,
-        "Test 24",
-        24576.0,
-        None,
-    )
+        0, "Test 24", 24576.0, None,
+    )  # fmt: skip
     assert (second["gpu_id"], second["uuid"]) == (1, f"GPU-{UUIDS[1]}")
 
 

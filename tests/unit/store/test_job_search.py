@@ -101,12 +101,10 @@ def fill(queue: Queue) -> dict[str, int]:
         is_over = state in FINISHED
         with queue.store.transaction():
             queue.store.change_state(
-                job_id,
-                state,
-                ended_at=1000.0 + number if is_over else None,
+                job_id, state, ended_at=1000.0 + number if is_over else None,
                 due_at=5.0 if state is JobState.DELAYED else None,
                 outcome=Outcome(kind=OutcomeKind.FAILED) if is_over else None,
-            )
+            )  # fmt: skip
     return found
 
 

@@ -106,12 +106,10 @@ def test_the_summary_names_the_first_few_skipped_labels_of_each_kind() -> None:
     skipped.append(Skip(label="x", kind="renderer", reason="ValueError: bad\nvalue"))
     lines = summed_up(RenderReport(status=status(skipped=8, rendered=1892), skipped=tuple(skipped)))
     assert lines[2:10] == [
-        "  skipped  7: a scene or an actor cannot be read",
-        "             l0: /b.ply: it is empty",
+        "  skipped  7: a scene or an actor cannot be read", "             l0: /b.ply: it is empty",
         *(f"             l{number}: /b.ply: it is empty" for number in range(1, 5)),
-        "             and 2 more: see /out/skipped.jsonl",
-        "  skipped  1: the renderer failed",
-    ]
+        "             and 2 more: see /out/skipped.jsonl", "  skipped  1: the renderer failed",
+    ]  # fmt: skip
     assert lines[10] == "             x: ValueError: bad value"
 
 

@@ -15,12 +15,10 @@ from gpuyard.ui.cli.help_and_overview import verb_help
 from gpuyard.ui.cli.verbs import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
 
 TABLE = (
-    Option("flag", "flag", None, "A flag.", short="f"),
-    Option("lines", "text", "N", "A value.", short="n"),
-    Option("env", "texts", "NAME=VALUE", "Many values."),
-    Option("two-words", "text", "X", "A value."),
+    Option("flag", "flag", None, "A flag.", short="f"), Option("lines", "text", "N", "A value.", short="n"),
+    Option("env", "texts", "NAME=VALUE", "Many values."), Option("two-words", "text", "X", "A value."),
     Option("seconds", "time", "TIME", "A time.", default="2s", least=0.1),
-)
+)  # fmt: skip
 MANY = Verb("Many words.", TABLE, Arguments("IDS...", is_many=True))
 PROGRAM = Verb("A program.", TABLE, Arguments("-- CMD...", is_program=True))
 DATA = Verb("Data.", TABLE, Arguments("WORDS", is_many=True, is_data=True))

@@ -67,11 +67,9 @@ def test_a_row_shows_the_figures_of_a_task_and_the_lines_below_where_to_look() -
     assert cells(lines, "exp5") == ["exp5", "○ waiting", "-", "-", "-", "-", "-", "no free GPU"]
     assert lines[-5:] == [
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
-        "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
-        "exp4 failed; log: /tmp/train_logs/exp4.log",
-        "to watch a task: tmux attach -t TASK_exp2_gpu0",
-        "logs: /tmp/train_logs/CONFIG.log",
-    ]
+        "exp5 waits: GPU 0 has 3 GB free, 8 GB needed", "exp4 failed; log: /tmp/train_logs/exp4.log",
+        "to watch a task: tmux attach -t TASK_exp2_gpu0", "logs: /tmp/train_logs/CONFIG.log",
+    ]  # fmt: skip
     assert not any("waits" in line for line in drawn(replace(STATUS, rows=ROWS[:3]), 120))
 
 

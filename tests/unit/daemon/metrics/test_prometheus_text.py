@@ -36,11 +36,9 @@ PROMISES = [
     )
 ]
 ALL = replace(
-    NOTHING,
-    snapshot=machine(CARD, host=Host(cpu_percent=25.0, memory_total_mb=4096.0, memory_available_mb=1024.0)),
-    breakdowns={"G0": break_down(CARD, PROMISES, {"own"})},
-    leases={"own": 1, "others": 2},
-)
+    NOTHING, snapshot=machine(CARD, host=Host(cpu_percent=25.0, memory_total_mb=4096.0, memory_available_mb=1024.0)),
+    breakdowns={"G0": break_down(CARD, PROMISES, {"own"})}, leases={"own": 1, "others": 2},
+)  # fmt: skip
 Series = dict[tuple[str, str], float]
 
 

@@ -40,11 +40,9 @@ class Queue:
         transitions: Any = SimpleNamespace(live=self.live, note_usage=lambda job_id, _: self.noted.append(job_id))
         self.tracker = ProgressTracker(transitions)
         self.scheduler: Any = SimpleNamespace(
-            listeners=[],
-            controller=SimpleNamespace(transitions=transitions, progress_tracker=self.tracker),
-            clock=SimpleNamespace(now=lambda: 10.0),
-            wake=lambda: None,
-        )
+            listeners=[], controller=SimpleNamespace(transitions=transitions, progress_tracker=self.tracker),
+            clock=SimpleNamespace(now=lambda: 10.0), wake=lambda: None,
+        )  # fmt: skip
 
     def step(self, *events: PublishedEvent) -> None:
         for listener in self.scheduler.listeners:

@@ -47,12 +47,10 @@ RUNNING = {
 }  # fmt: skip
 OVER = {**RUNNING, "end_time": 1794780887369}
 FAILED = {
-    **OVER,
-    "status": "FAILED",
+    **OVER, "status": "FAILED",
     "message": "Job entrypoint command failed with exit code 3, last available logs:\nhi\n",
-    "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR",
-    "driver_exit_code": 3,
-}
+    "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "driver_exit_code": 3,
+}  # fmt: skip
 DIED = {
     **OVER,
     "status": "FAILED",

@@ -21,9 +21,7 @@ def test_graphics_cards_and_accelerators_of_known_vendors_are_found(tmp_path: Pa
     plug_in(tmp_path, "0000:4d:00.0", "0x8086", "0x038000")
     plug_in(tmp_path, "0000:05:00.0", "0x1af4", "0x030000")  # a virtual screen
     assert gpus_on_pci(tmp_path) == {
-        "0000:00:02.0": Vendor.INTEL,
-        "0000:4d:00.0": Vendor.INTEL,
-        "0000:01:00.0": Vendor.NVIDIA,
+        "0000:00:02.0": Vendor.INTEL, "0000:4d:00.0": Vendor.INTEL, "0000:01:00.0": Vendor.NVIDIA,
         "0000:03:00.0": Vendor.AMD,
-    }
+    }  # fmt: skip
     assert vendors_on_pci(tmp_path) == {Vendor.INTEL, Vendor.NVIDIA, Vendor.AMD}
