@@ -1,8 +1,7 @@
 """Wait until a file in a directory is removed, or closed by a process that had it open for writing.
 
 New files are not reported: they free nothing, and would wake up every waiting process. Systems without inotify (all but
-Linux) poll every 50 ms.
-"""
+Linux) poll every 50 ms."""
 
 import contextlib
 import ctypes

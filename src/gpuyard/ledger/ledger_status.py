@@ -87,7 +87,6 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
 
 
 def read_host_reserved(ledger: Ledger, snapshot: Snapshot) -> HostReserved:
-    """Return what all leases reserve of the host's RAM and CPUs."""
     leases = ledger.leases()
     view = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     return sum_reserved(HostState.of_leases(snapshot.host, view, leases))

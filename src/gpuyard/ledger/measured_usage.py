@@ -40,7 +40,6 @@ class HostMeter:
         self._children: dict[int, list[int]] | None = None
 
     def read(self) -> None:
-        """Read which process has which children."""
         if not _IS_LINUX:
             return
         self._children = {}

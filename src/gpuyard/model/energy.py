@@ -183,7 +183,6 @@ class EnergyTotals(Struct, frozen=True, kw_only=True):
 
 
 def energy_totals(use: EnergyUse, gpu_s: float, price: EnergyPrice) -> EnergyTotals:
-    """Return the totals of attempts that held GPUs for `gpu_s` GPU-seconds."""
     co2e_g, is_known = price.co2e_g(use.joules), use.seconds > 0
     return EnergyTotals(
         kwh=use.joules / JOULES_PER_KWH if is_known else None,

@@ -112,8 +112,6 @@ ProfileKind: TypeAlias = Literal["command", "program", "machine"]
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What was learned under one fingerprint."""
-
     label: str = ""
     is_exact: bool = True
     is_of_any: bool = False  # learned from first runs of any program

@@ -127,7 +127,6 @@ class PlacementState:
             yield too_few
 
     def available(self, need: Need) -> list[str]:
-        """Return the devices that fit the need now."""
         known, found = self._available
         return found if known is need else [each for each, state in self.states.items() if self.fits(need, state)]
 

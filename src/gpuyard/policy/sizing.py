@@ -166,7 +166,6 @@ def _largest_first(figures: Iterable[float]) -> tuple[float, ...]:
 
 
 def _alone(need: Need, sizes: DeviceSizes) -> Need:
-    """Return the need for whole devices, of the largest that it may use."""
     found = sizes.suitable(need)
     if len(found.sizes) < need.devices:
         return replace(need, memory=WholeDevice())

@@ -59,7 +59,6 @@ class LinkReader:
 
 
 def read_local_links(devices: Sequence[Device], root: Path = Path("/")) -> Topology:
-    """Return the links between the real devices of this machine."""
     found = read_pci_tree(devices, root)
     for vendor, read in ((Vendor.NVIDIA, _read_nvml), (Vendor.AMD, _read_amd)):
         cards = [device for device in devices if device.vendor is vendor and device.parent is None]
@@ -215,7 +214,6 @@ def parse_amd_smi(text: str, devices: Sequence[Device]) -> Topology:
 
 
 def parse_rocm_smi(text: str, devices: Sequence[Device]) -> Topology:
-    """Read the section of link types and that of NUMA nodes."""
     sections: dict[str, list[list[str]]] = {}
     rows: list[list[str]] = []
     nodes = {}

@@ -44,7 +44,6 @@ class LearnedEstimates:
         self._last_look_up: tuple[Job, int] | None = None
 
     def estimate(self, job: Job) -> Estimate:
-        """Estimate from the most specific profile with a run time."""
         profiles = map(self._profile, fingerprints_of(job))
         return estimates.estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
@@ -208,7 +207,6 @@ _fingerprints = lru_cache(maxsize=_CACHE_SIZE)(estimates.fingerprints)
 
 
 def fingerprints_of(job: Job) -> tuple[str, str]:
-    """Return the fingerprints of the exact command and of the program."""
     image = "" if job.spec.container is None else job.spec.container.image
     return _fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
 

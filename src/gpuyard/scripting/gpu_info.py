@@ -7,8 +7,7 @@ On a machine with GPUs of several vendors, everything here is about those of one
 if it is imported, else the configured one, else the one with the largest GPU.
 
 Where no probe sees a GPU but PyTorch in this process does, as in a container without NVML, the GPUs are PyTorch's:
-their names, ids and sizes are known, and their load and free memory are not.
-"""
+their names, ids and sizes are known, and their load and free memory are not."""
 
 import math
 import os

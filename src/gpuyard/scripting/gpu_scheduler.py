@@ -3,8 +3,7 @@
 with GPUScheduler(num_gpus=2) as gpu_ids:
     model.to(f"cuda:{gpu_ids[0]}")
 
-GPU numbers are those that PyTorch uses in this process; see gpu_info. All GPUs of a reservation are of one vendor.
-"""
+GPU numbers are those that PyTorch uses in this process; see gpu_info. All GPUs of a reservation are of one vendor."""
 
 import atexit
 import difflib
@@ -211,7 +210,6 @@ class GPUScheduler:
         return with_gpus
 
     def _stack(self) -> list[_Reservation]:
-        """Return this thread's reservations, the last one last."""
         stack: list[_Reservation] = self._thread.__dict__.setdefault("reservations", [])
         return stack
 

@@ -53,7 +53,6 @@ _all: "weakref.WeakSet[TorchDeviceSelection]" = weakref.WeakSet()
 
 
 def _selections() -> "list[weakref.ref[TorchDeviceSelection]]":
-    """Return this thread's selections, the innermost last."""
     selections: list[weakref.ref[TorchDeviceSelection]] = _thread.__dict__.setdefault("selections", [])
     return selections
 

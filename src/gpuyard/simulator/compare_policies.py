@@ -1,7 +1,6 @@
 """Decide an exported world again (`gpuyard why --export`), and say what the plan is and why.
 
-Compare policies: read or draw a trace, run it under each policy, and measure it against the lower bound.
-"""
+Compare policies: read or draw a trace, run it under each policy, and measure it against the lower bound."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +89,6 @@ class Compared(Struct, frozen=True, kw_only=True):
     last: tuple[Panel, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
         return {
             "devices": self.devices,
             "jobs": len(self.jobs),

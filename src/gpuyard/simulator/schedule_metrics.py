@@ -84,7 +84,6 @@ class MakespanBound(Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """What the largest bound is due to."""
         parts = {
             "the longest job": self.longest_s,
             "compute": self.compute_s,

@@ -170,7 +170,6 @@ class SimulatedEngine(PlacesNothing):
         self._machine.changed.clear()
 
     def devices_of(self, job_ids: Collection[int]) -> Iterator[int]:
-        """Yield the positions of the devices on which these jobs run."""
         for (job_id, _), program in self.programs.items() if job_ids else ():
             if job_id in job_ids:
                 yield from program.devices

@@ -1,8 +1,7 @@
 """Run the jobs of a trace through the real controller and store, on a simulated machine, by a policy.
 
 A step follows every event: an arrival, an end, a change of memory, a time that the controller asked for. One step
-covers all events within `quantum_s`.
-"""
+covers all events within `quantum_s`."""
 
 import math
 import shlex
@@ -78,7 +77,6 @@ POLICIES = {
 
 
 def find_policy(text: str) -> Policy:
-    """Return the policy with this name and these options."""
     name, *options = text.split(":")
     if name not in POLICIES:
         raise UserError(f"there is no policy '{name}'", hint=f"there are: {', '.join(POLICIES)}")

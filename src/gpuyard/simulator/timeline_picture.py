@@ -1,7 +1,6 @@
 """Draw what ran where as SVG: a lane per device, a bar per run as high as its memory, coloured by program.
 
-All policies share one time axis, so a shorter makespan looks shorter. The SVG uses no external font or script.
-"""
+All policies share one time axis, so a shorter makespan looks shorter. The SVG uses no external font or script."""
 
 import math
 from collections import Counter
@@ -37,14 +36,11 @@ _Bar = tuple[SimulatedRun, float, float]  # a run, the bottom of its bar and its
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """A pass under a policy, and its metrics."""
-
     passed: SimulatedPass
     metrics: PolicyMetrics
 
 
 def draw_timeline(panels: Sequence[Panel], title: str) -> str:
-    """Return the SVG as text."""
     count = len(panels[0].passed.devices_mb)
     lanes = min(32, count)
     colours = _colours(panels)

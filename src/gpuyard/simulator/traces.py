@@ -229,7 +229,6 @@ def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float
 
 
 def configuration(model: str, dataset: str, batch: str, amp: str) -> str:
-    """Return the name of a measured configuration."""
     return f"{model}/{dataset}/{batch}{'/amp' if amp == '1' else ''}"
 
 
@@ -312,14 +311,12 @@ MIXES = {"lucid": read_lucid, "carma": read_carma}
 
 
 def read_programs(names: Sequence[str], folder: Path) -> list[MeasuredProgram]:
-    """Return all programs of these mixes."""
     if unknown := [name for name in names if name not in MIXES]:
         raise UserError(f"there is no mix '{unknown[0]}'", hint=f"there are: {', '.join(MIXES)}")
     return [program for name in names for program in MIXES[name](folder)]
 
 
 def draw(programs: Sequence[MeasuredProgram], count: int, seed: int, per_hour: float) -> list[TraceJob]:
-    """Return `count` jobs that arrive at the given mean rate."""
     random, starts = Random(seed), Random(f"start {seed}")  # noqa: S311 - chance, not secrecy
     jobs, at_s = [], 0.0
     for _ in range(count):

@@ -152,6 +152,11 @@ class SimulatedProgram:
         return self.phases[following].from_s if following < len(self.phases) else self.job.duration_s
 
     @property
+    def whole_mb(self) -> float:
+        """The memory that it holds on all its devices when it is not suspended."""
+        return self.phases[self.phase].memory_mb * len(self.devices)
+
+    @property
     def uses_device(self) -> bool:
         """Whether it computes: not while it imports, nor while it is suspended."""
         return self.where is MemoryLocation.ON and self.phase >= (1 if self.job.start_s else 0)
@@ -229,7 +234,6 @@ class VirtualMachine:
         return self.clock.time
 
     def snapshot(self) -> Snapshot:
-        """Return the machine as the probes would read it."""
         available_mb = HOST_MEMORY_MB - self._suspended_mb
         host = Host(cpu_percent=0.0, memory_total_mb=HOST_MEMORY_MB, memory_available_mb=available_mb)
         return Snapshot(taken_at=self.now, host=host, devices=tuple([card.read() for card in self.cards]))
@@ -240,7 +244,6 @@ class VirtualMachine:
             self.cards[position].reading = None
 
     def loads(self) -> dict[str, float | None]:
-        """Return the smoothed load of each device."""
         for card in list(self.unsteady):
             if self.now < card.steady_at:
                 smoothed = smooth(card.smoothed, card.load_percent, self.now, LOAD_HALF_LIFE_S)
@@ -264,7 +267,6 @@ class VirtualMachine:
         self._set_event(program, program.since + left_s / program.speed, self._proceed)
 
     def _set_event(self, program: SimulatedProgram, at: float, act: Callable[[SimulatedProgram], None]) -> None:
-        """Replace the next event of the program."""
         if program.event is not None:
             program.event.cancel()
         program.event = self._events.add(at, lambda: act(program))
@@ -310,7 +312,7 @@ class VirtualMachine:
     def _end(self, program: SimulatedProgram, outcome: Outcome) -> None:
         if program.where is not MemoryLocation.ON:
             program.paused_s += self.now - program.paused_since
-            self._suspended_mb -= _total_mb(program) if program.where is MemoryLocation.AWAY else 0.0
+            self._suspended_mb -= program.whole_mb if program.where is MemoryLocation.AWAY else 0.0
         self._hold(program, 0.0)
         program.is_alive = False
         if program.event is not None:
@@ -355,23 +357,23 @@ class VirtualMachine:
         program.where, program.paused_since = MemoryLocation.LEAVING, self.now
         program.suspensions += 1
         self._change_speeds(program.devices)
-        self._set_event(program, self.now + _total_mb(program) / OUT_MB_PER_S, self._finish_move)
+        self._set_event(program, self.now + program.whole_mb / OUT_MB_PER_S, self._finish_move)
 
     def resume(self, program: SimulatedProgram) -> bool:
         """Take the program's device memory; it runs on when that has been moved. Return False if too little is free."""
         wanted_mb = program.phases[program.phase].memory_mb
         if not all(card.fits(wanted_mb) for card in self._cards(program)):
             return False
-        self._suspended_mb -= _total_mb(program)
+        self._suspended_mb -= program.whole_mb
         self._hold(program, wanted_mb)
         program.where = MemoryLocation.RETURNING
-        self._set_event(program, self.now + _total_mb(program) / IN_MB_PER_S, self._finish_move)
+        self._set_event(program, self.now + program.whole_mb / IN_MB_PER_S, self._finish_move)
         return True
 
     def _finish_move(self, program: SimulatedProgram) -> None:
         if program.where is MemoryLocation.LEAVING:
             program.where = MemoryLocation.AWAY
-            self._suspended_mb += _total_mb(program)
+            self._suspended_mb += program.whole_mb
             self._hold(program, 0.0)
         else:
             program.where = MemoryLocation.ON
@@ -382,8 +384,3 @@ class VirtualMachine:
             self._change_speeds(program.devices)
         if program.on_moved is not None:
             program.on_moved(program)
-
-
-def _total_mb(program: SimulatedProgram) -> float:
-    """Return the memory that it holds on all its devices when it is not suspended."""
-    return program.phases[program.phase].memory_mb * len(program.devices)

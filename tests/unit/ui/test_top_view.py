@@ -76,8 +76,7 @@ def test_parts_of_a_bar_are_proportional_and_differ_without_colour() -> None:
     assert memory == {"own": 9216, "kept": 3072, "others": 2048, "foreign": 3072, "free": 7168}
     assert spell(draw(memory, 24).plain, "ascii") == "#########===++xxx......."
     assert set(draw(memory, 24).plain) == set("█▄▒×·")  # noqa: RUF001
-    assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
-    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == {"foreign": 25.0, "free": 75.0}
+    assert memory_of({"id": "x", "memory": {"capacity_mb": None}}) is None
     memory = {"own": 10240.0, "free": 2048.0}
     assert figures(memory, 30).plain == "own 10  free 2 GB"
     assert figures(memory, 15).plain == "█10 ·2 GB"

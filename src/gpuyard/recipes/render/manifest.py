@@ -10,8 +10,7 @@ overridden by the label's keys, or with the label itself as `label`.
 The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number, or of a
 label without any of these, starts with its scene and actor. Different labels never get the same folder: a plain name is
 unchanged; other characters, and `%`, are percent-encoded as in a URL; a name that is too long is cut and ends in `%~`
-and a digest of the whole name, as no other name can.
-"""
+and a digest of the whole name, as no other name can."""
 
 import difflib
 import gc

@@ -166,7 +166,6 @@ def size_option(nbytes: int) -> str:
 
 
 def _assets(measured: Sequence[AssetProfile], kind: Kind) -> list[Asset]:
-    """Return the assets of a kind with a known size, the largest first."""
     known = [
         Asset(key=each.path, kind=kind, nbytes=each.vram_nbytes, frame_nbytes=each.frame_nbytes or 0)
         for each in measured

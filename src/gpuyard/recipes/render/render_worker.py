@@ -1,8 +1,7 @@
 """The workers of a run: threads with their own lanes on the device that render one unit after the other; the results of
 labels, and the status. A label is rendered, skipped, or postponed because the device was out of memory, to be tried
 once more at the end, alone on the device. An exception of a renderer never ends the run. Other threads write outputs
-while the worker renders the next label; a label counts as rendered when that is done.
-"""
+while the worker renders the next label; a label counts as rendered when that is done."""
 
 import contextlib
 import copy

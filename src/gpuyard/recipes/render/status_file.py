@@ -1,7 +1,6 @@
 """The status of a run, its file, and what follows the run: shows its status, writes it to the file each second, and
 stops the run on request. The file always holds one complete status. Writing and stopping neither wait for the display
-nor end when its terminal goes away. Sizes are in bytes, times in seconds.
-"""
+nor end when its terminal goes away. Sizes are in bytes, times in seconds."""
 
 import contextlib
 import json
@@ -69,8 +68,6 @@ class CountsStatus(msgspec.Struct, kw_only=True):
 
 
 class TransferCounts:
-    """The counts of a run so far."""
-
     def __init__(self) -> None:
         self.moved, self.counts = MovedStatus(), CountsStatus()
         self.peak_vram = self.peak_ram = 0

@@ -4,8 +4,7 @@
   `<root>/<name>`. A complete output is never replaced.
 - Labels that were not rendered are lines of `skipped.jsonl`. Each run truncates it, but not a run that is refused.
 - Symbolic links with the names of these files are not followed: other users may be able to write to the root.
-- A run holds a lock on `.lock`, so a root has one run at a time. All methods may be called from any thread.
-"""
+- A run holds a lock on `.lock`, so a root has one run at a time. All methods may be called from any thread."""
 
 import contextlib
 import fcntl

@@ -44,8 +44,6 @@ class SparklineSeries:
 
 
 class DevicePast:
-    """Recent values of a device."""
-
     def __init__(self) -> None:
         self.use, self.power = SparklineSeries(), SparklineSeries()
 
@@ -139,14 +137,12 @@ def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[T
 def memory_of(device: Device) -> Memory | None:
     """Return the parts of a device's memory in MB, in the order of the bar; None if it is unknown. `kept` is reserved
     for jobs of this queue, and not in use yet."""
-    memory = device.get("memory") or {}
-    if memory.get("capacity_mb"):
-        charged = memory.get("own_mb") or 0.0
-        own = min(charged, memory.get("own_used_mb") or 0.0)
-        rest = {name: memory.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
-        return {"own": own, "kept": charged - own, **rest}
-    used, total = device.get("memory_used_mb"), device.get("memory_total_mb")
-    return None if used is None or not total else {"foreign": used, "free": max(0.0, total - used)}
+    memory = device["memory"]
+    if not memory["capacity_mb"]:
+        return None
+    own = min(memory["own_mb"], memory["own_used_mb"] or 0.0)
+    rest = {name: memory[f"{name}_mb"] for name in ("others", "foreign", "free")}
+    return {"own": own, "kept": memory["own_mb"] - own, **rest}
 
 
 def split(parts: Sequence[float], width: int) -> list[int]:

@@ -34,8 +34,6 @@ APPLIES: Mapping[str, frozenset[str]] = {
 
 
 class ActionNotice(Struct, frozen=True):
-    """The text of the notice line."""
-
     text: str = ""
     is_bad: bool = False
 

@@ -1,8 +1,7 @@
 """The queue as lines: the visible rows of a queue of any length, the selected one, and a line for each. All pure.
 
 A row is a job, or all runs of a sweep or an array. Rows are requested in pages of about three windows, so that the
-next rows are loaded before they are scrolled to.
-"""
+next rows are loaded before they are scrolled to."""
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Streams from the daemon into the screen state: the machine, the visible rows, the log of the selected job.
 
-Each is a stream of its own; only what is visible is requested. One that breaks is opened again with the next daemon.
-"""
+Each is a stream of its own; only what is visible is requested. One that breaks is opened again with the next daemon."""
 
 import asyncio
 import json
@@ -24,17 +23,13 @@ from gpuyard.ui.tui.terminal_text import LogText
 
 Answer = dict[str, Any]
 _ANSWER_S = 10.0
-# Heartbeats come every 15 s.
-_SILENT_S = 40.0
-_RETRY_S = 0.5
 
 
 class DaemonStream:
     """`on_connection` is called with a connection problem, and with None when the connection works again."""
 
-    def __init__(self, on_connection: Callable[[str | None], None], retry_s: float = _RETRY_S) -> None:
+    def __init__(self, on_connection: Callable[[str | None], None]) -> None:
         self._on_connection = on_connection
-        self._retry_s = retry_s
         # One thread: after a crash, only one of the streams starts the next daemon.
         self._dialler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dial")
 
@@ -64,7 +59,7 @@ class DaemonStream:
                     self._on_connection(None)
                     yield None
                     while True:
-                        event = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
+                        event = await asyncio.wait_for(reader.readuntil(b"\n\n"), 40.0)  # heartbeats come every 15 s
                         data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
                         if data:
                             yield json.loads(data)
@@ -74,7 +69,7 @@ class DaemonStream:
                 self._on_connection(str(silent(running_pid(paths.lock_path()))))
             except (OSError, EOFError):
                 self._on_connection("the daemon has ended")
-            await asyncio.sleep(self._retry_s)
+            await asyncio.sleep(0.5)
 
     @asynccontextmanager
     async def _open(
@@ -195,7 +190,14 @@ class Subscriptions:
                     self._state.status = event["answer"]
                     self._draw("head", "queue", "notice")
                 else:
-                    self._hear_devices(event["answer"])
+                    before = self._state.heights()
+                    self._state.hear_devices(event["answer"])
+                    if self._state.heights() == before:
+                        self._draw("head", "devices")
+                    else:
+                        self._state.resize(self._state.width, self._state.height)
+                        self._draw()
+                        self.follow_visible()
 
     async def _watch_silence(self) -> None:
         loop = asyncio.get_running_loop()
@@ -208,16 +210,6 @@ class Subscriptions:
             if silent_s != self._state.silent_s:
                 self._state.silent_s = silent_s
                 self._draw("head")
-
-    def _hear_devices(self, answer: Answer) -> None:
-        before = self._state.heights()
-        self._state.hear_devices(answer)
-        if self._state.heights() == before:
-            self._draw("head", "devices")
-            return
-        self._state.resize(self._state.width, self._state.height)
-        self._draw()
-        self.follow_visible()
 
     async def _ask_history(self) -> None:
         try:

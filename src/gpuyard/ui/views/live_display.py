@@ -1,7 +1,6 @@
 """Displays of progress: lines that are drawn in place on a terminal, or printed from time to time into a pipe.
 
-Each frame is one write, and the cursor stays visible: an interrupt leaves nothing to restore.
-"""
+Each frame is one write, and the cursor stays visible: an interrupt leaves nothing to restore."""
 
 import contextlib
 import sys

@@ -2,8 +2,7 @@
 devices are linked; and the ledger: leases, waiting tickets and why they wait, and processes without a lease.
 
 All pure, and fitted to a width: at 80 columns all figures fit, more width goes to names and bars, and with less the
-least needed columns are dropped. Unknown is a dash, never a zero.
-"""
+least needed columns are dropped. Unknown is a dash, never a zero."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence

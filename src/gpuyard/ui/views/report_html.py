@@ -1,7 +1,6 @@
 """A report as one self-contained HTML file: style and SVG charts inline, no scripts, nothing fetched.
 
-Light or dark as the system of the reader. Every text is escaped: names of jobs are data.
-"""
+Light or dark as the system of the reader. Every text is escaped: names of jobs are data."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape

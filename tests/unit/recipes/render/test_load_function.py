@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.render.load_function import LOADER, RENDERER, find_function
+from gpuyard.ui.cli.recipes.render import LOADER, RENDERER, find_function
 
 _numbers = itertools.count()
 

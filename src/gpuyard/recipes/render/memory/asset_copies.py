@@ -1,12 +1,11 @@
 """The copies of one asset on disk, in RAM and in VRAM; requests and loans; and the threads that read parts of
 assets."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from heapq import heappop, heappush
 from itertools import count
+from queue import PriorityQueue
 
 import msgspec
 
@@ -160,18 +159,16 @@ class PartReaders:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "gpuyard-part")
-        self._lock = threading.Lock()
         self._numbers = count()
-        self._waiting: list[tuple[float, int, Callable[[], object], Future[None]]] = []  # a heap
+        self._waiting = PriorityQueue[tuple[float, int, Callable[[], object], Future[None]]]()
 
     def call_all(self, place: float, acts: Sequence[Callable[[], object]]) -> None:
         """Call all, after those with lower places. Waits for all, because they write to memory that is reused if one
         fails."""
         ends: list[Future[None]] = []
-        with self._lock:
-            for act in acts:
-                ends.append(Future())
-                heappush(self._waiting, (place, next(self._numbers), act, ends[-1]))
+        for act in acts:
+            ends.append(Future())
+            self._waiting.put((place, next(self._numbers), act, ends[-1]))
         for _ in acts:
             self._pool.submit(self._call_first)
         wait(ends)
@@ -179,8 +176,7 @@ class PartReaders:
             end.result()
 
     def _call_first(self) -> None:
-        with self._lock:
-            *_, act, end = heappop(self._waiting)
+        *_, act, end = self._waiting.get()
         try:
             act()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits for it

@@ -2,8 +2,7 @@
 
 One lock guards the state; reading, uploading and downloading run in threads outside the lock, and a new plan is made
 when one ends. A waiting worker holds at most a scene, and requests of workers that hold one go first: so some worker
-can always continue.
-"""
+can always continue."""
 
 import contextlib
 import threading
@@ -53,8 +52,7 @@ class Tiers:
         copies: Mapping[str, Copies],
         future: Future,
         *,
-        rounded: Callable[[int], int] = int,
-        readers: int = 4,
+        rounded: Callable[[int], int],
         counts: TransferCounts | None = None,
     ) -> None:
         self.memory, self.budgets = memory, budgets
@@ -65,11 +63,11 @@ class Tiers:
         self._full, self._broken = dict[str, DeviceFull](), dict[str, EnvironmentFault]()
         self._failure: BaseException | None = None
         self._refused: set[str] = set()
-        self._short, self._reading, self._readers = 0, 0, readers
+        self._short, self._reading, self._readers = 0, 0, 4
         self.is_stopped = False
-        threads = {"read": readers, "up": 1, "down": 1}
+        threads = {"read": self._readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
-        self._parts = PartReaders(readers)
+        self._parts = PartReaders(self._readers)
         self._set_limits()
         self.counts = TransferCounts() if counts is None else counts
         self.waits: dict[str, StallCause] = {}

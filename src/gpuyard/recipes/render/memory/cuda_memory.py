@@ -4,8 +4,7 @@
   only then raises the error that becomes DeviceFull. The driver's own memory for the process does not count.
 - All buffers are allocated on one stream, so that memory freed by one can be reused by another. They are used on other
   streams without `record_stream`: the caller of `free` has waited on the host for all work that used the buffer.
-- Each thread copies on a stream of its own, from pinned memory, in the background, without the GIL.
-"""
+- Each thread copies on a stream of its own, from pinned memory, in the background, without the GIL."""
 
 import contextlib
 import ctypes

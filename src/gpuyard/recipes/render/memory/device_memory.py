@@ -89,7 +89,6 @@ class Pages:
             return page
 
     def views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Return views of these bytes, in order."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of {self.nbytes}")
         found = []

@@ -59,7 +59,6 @@ def open_device(
 
 
 def need_numpy() -> None:
-    """Raise EnvironmentFault if numpy is not installed."""
     try:
         import numpy  # noqa: F401, ICN001 - only to check
     except ImportError as error:

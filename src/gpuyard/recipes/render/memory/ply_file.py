@@ -2,8 +2,7 @@
 
 Adjacent properties of one type stay adjacent, as the rows of one block: a file with a single type, in this machine's
 byte order, is read without a copy. Other files are decoded in chunks of bounded size. Every mistake in a file is an
-AssetError, and so is a file that has changed since it was described.
-"""
+AssetError, and so is a file that has changed since it was described."""
 
 import enum
 import functools
@@ -58,8 +57,6 @@ class Property(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlyElement(msgspec.Struct):
-    """A table: its columns and its number of rows."""
-
     name: str
     rows: int
     properties: list[Property] = []
@@ -120,7 +117,6 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return aligned(last.offset + self.rows * last.row_nbytes)
 
     def layout(self, offset: int = 0) -> Layout:
-        """Return the layout of the vertices in memory that starts at `offset`."""
         fields: list[Field] = []
         for block in self.blocks:
             shape, strides, itemsize = (self.rows,), (len(block.names),), int(block.dtype[1:])
@@ -142,7 +138,6 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return [range(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 
     def read(self, sink: Sink, offset: int = 0) -> None:
-        """Read all vertices into the sink, from `offset` on."""
         for part in self.parts():
             self.read_part(part, sink, offset)
 

@@ -1,7 +1,6 @@
 """Read assets from disk into memory of the caller, and tell their sizes before that. A scene is one file. An actor is a
 sequence of frames, one file each, in natural order: of a folder, of a glob, or a single file. Files are PLY, or a
-format that the user's loader turns into arrays: then sizes are estimated by the size of the files.
-"""
+format that the user's loader turns into arrays: then sizes are estimated by the size of the files."""
 
 import abc
 import glob

@@ -1,6 +1,5 @@
 """Assets, the budgets and limits of their memory, and the steps that move them; render units, and where each asset is
-needed next. Pure. Places count the uses of assets: a unit's scene comes just before its actor, as for the worker.
-"""
+needed next. Pure. Places count the uses of assets: a unit's scene comes just before its actor, as for the worker."""
 
 import enum
 from bisect import bisect_left, bisect_right, insort
@@ -39,7 +38,6 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stream_nbytes(self) -> int:
-        """Bytes on the device for a stream."""
         return self.stream_frames * self.frame_nbytes
 
     def stream_ram(self, rounded: Callable[[int], int]) -> int:
@@ -67,8 +65,6 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes by purpose."""
-
     vram: int  # for scenes, actors, and streams beyond the first
     actors: int
     actors_with_streams: int  # for actors, and streams beyond the first
@@ -162,8 +158,6 @@ class PlanStep(msgspec.Struct, frozen=True):
 
 
 class StallCause(enum.StrEnum):
-    """What a requested asset waits for."""
-
     DISK = "disk"
     UPLOAD = "upload"
     SLOT = "slot"
@@ -232,7 +226,6 @@ class Future:
         return 2 * self._handed
 
     def hand_out(self) -> tuple[int, Unit] | None:
-        """Return the next unit and its number, or None."""
         if self._handed == len(self._units):
             return None
         number, unit = self._handed, self._units[self._handed]
@@ -246,7 +239,6 @@ class Future:
         return number, unit
 
     def next_after(self, key: str, place: float) -> int | None:
-        """Return the next place after `place` where an asset is needed, or None."""
         places = self._places.get(key, [])
         at = bisect_right(places, place)
         return places[at] if at < len(places) else None
@@ -257,7 +249,6 @@ class Future:
         return len(places) - bisect_left(places, self.now)
 
     def forget(self, key: str) -> None:
-        """Remove an asset that cannot be used from the future."""
         self._places.pop(key, None)
         if key in self.needed:
             self._remove(key)
@@ -271,7 +262,6 @@ def keys_of(unit: Unit) -> tuple[str, ...]:
 
 
 def uses_of(number: int, unit: Unit) -> dict[str, int]:
-    """Return the places where the unit with that number needs its assets."""
     places = ((unit.scene, 2 * number), (unit.actor, 2 * number + 1))
     return {key: place for key, place in places if key is not None}
 

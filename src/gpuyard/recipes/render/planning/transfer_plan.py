@@ -12,8 +12,7 @@ The rules:
    for that moves fewer bytes, and a promotion from RAM is fast. A requested asset does: waiting workers cost more.
 5. RAM holds what VRAM does not: a copy that is also in VRAM is dropped first, because restoring it needs no disk. Then
    actors that are not needed soon, then scenes, then actors needed soon. Reads ahead of time leave enough RAM free for
-   one asset to be demoted while another is promoted; without it, each exchange would cost a read from disk.
-"""
+   one asset to be demoted while another is promoted; without it, each exchange would cost a read from disk."""
 
 import math
 from collections import Counter
@@ -189,7 +188,6 @@ class TransferPlan:
         return max(0, self._stream_nbytes - self._limits.stream)
 
     def _capacity(self) -> VramAmount:
-        """Return the VRAM for all scenes and actors."""
         limits, streams = self._limits, self._extra_streams()
         actors = min(limits.actors, limits.actors_with_streams - streams)
         return VramAmount(limits.scene_slots, limits.vram - streams, actors)
@@ -367,7 +365,6 @@ class TransferPlan:
         del self._ram[key]
 
     def drop_unneeded(self) -> None:
-        """Drop assets that are never needed again."""
         state = self._state
         in_ram, in_vram = (self._ram, state.held_ram, self._drop_ram), (self._vram, state.held, self._drop_vram)
         for tier, held, drop in (in_ram, in_vram):

@@ -4,8 +4,7 @@ Scene by scene, every actor is loaded again for each scene; actor by actor, ever
 tiles: some scenes (or actors) stay loaded while all their partners pass by, and every second pass goes backwards. The
 best tile size depends on the budgets and on the pairs, so `moved` simulates several orders. Units of one scene and
 actor stay together, unless the given order moves fewer bytes than all others. Among equal orders, the nearest to the
-manifest is chosen.
-"""
+manifest is chosen."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,8 +25,6 @@ _Cut = Callable[[list[_Key]], list[list[_Key]]]
 
 
 class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes read from disk, and bytes uploaded to the device."""
-
     read_bytes: int
     uploaded_bytes: int
 

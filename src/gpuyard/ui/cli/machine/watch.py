@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.machine_snapshot import Device, Sample, iso_time
+from gpuyard.model.machine_snapshot import Sample, iso_time
 from gpuyard.model.option import Option
 from gpuyard.model.units import UNKNOWN
 from gpuyard.probes.devices_and_processes import describe_processes
@@ -85,21 +85,20 @@ def _print_lines(samples: Iterator[Sample]) -> None:
                 note(f"! {problem}")
         say(f"{time}  {tables.host_line(snapshot.host)}")
         for device in snapshot.devices:
-            say(f"{time}  {snapshot.labels.get(device.id, '?')}  {_device_line(sample, device)}")
+            memory = (device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb)
+            facts = [
+                str(time),
+                snapshot.labels.get(device.id, "?"),
+                device.name or device.id,
+                f"memory {tables.memory_text(*memory)}",
+                f"use {tables.figure_text(device.utilization_percent, '%')}",
+                f"smoothed {tables.figure_text(sample.loads.get(device.id), '%')}",
+                f"power {tables.power_text(device.power_draw_w, device.power_limit_w)}",
+                f"temp {tables.figure_text(device.temperature_c, 'C')}",
+                f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
+            ]
+            say("  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"]))
         sys.stdout.flush()
-
-
-def _device_line(sample: Sample, device: Device) -> str:
-    facts = [
-        device.name or device.id,
-        f"memory {tables.memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb)}",
-        f"use {tables.figure_text(device.utilization_percent, '%')}",
-        f"smoothed {tables.figure_text(sample.loads.get(device.id), '%')}",
-        f"power {tables.power_text(device.power_draw_w, device.power_limit_w)}",
-        f"temp {tables.figure_text(device.temperature_c, 'C')}",
-        f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
-    ]
-    return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])
 
 
 TOP = Verb(

@@ -293,7 +293,7 @@ def test_the_parts_of_the_asset_that_is_needed_first_go_first() -> None:
         """Read until all other parts wait."""
         is_reading.set()
         deadline = time.monotonic() + DEADLINE_S
-        while len(readers._waiting) < 8:
+        while readers._waiting.qsize() < 8:
             assert time.monotonic() < deadline
         read.append("third 0")
 
