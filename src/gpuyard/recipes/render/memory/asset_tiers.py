@@ -94,14 +94,17 @@ class Tiers:
             else:
                 counts.misses += 1
             while (loan := self._try_to_lend(key)) is None:
-                cause, started = self.waits.get(key, StallCause.UPLOAD), time.monotonic()
-                self._changed.wait()
-                stalls = self.counts.stalls_s
-                stalls[str(cause)] = stalls.get(cause, 0.0) + time.monotonic() - started
+                self._wait(key)
             self._users.lend(loan, key, number)
             counts.streams += loan.is_streamed
             self._update_peaks()
             return loan
+
+    def _wait(self, key: str) -> None:
+        cause, started = self.waits.get(key, StallCause.UPLOAD), time.monotonic()
+        self._changed.wait()
+        stalls = self.counts.stalls_s
+        stalls[str(cause)] = stalls.get(cause, 0.0) + time.monotonic() - started
 
     def _try_to_lend(self, key: str) -> Loan | None:
         if self.is_stopped:
