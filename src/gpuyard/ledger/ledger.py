@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -41,8 +41,10 @@ from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, Snapshot
 from gpuyard.policy.device_health import device_issues
 from gpuyard.policy.device_names import find_all_devices
 from gpuyard.policy.host_room import HostUse
-from gpuyard.ports import WantedClaim
 from gpuyard.system.system_limits import first_reserved_descriptor, passes
+
+if TYPE_CHECKING:
+    from gpuyard.ports import WantedClaim
 
 # Below MAX_FILES_PER_USER: there are tickets and dead files, too.
 MAX_LEASES_PER_USER = 3840
@@ -324,7 +326,7 @@ class QueueLedger:
         self.turns = MutexTurns(ledger.folder)
 
     def grant(
-        self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
+        self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence["WantedClaim"]]
     ) -> Sequence[HeldLease]:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
             wanted = decide(leases, tuple(active_tickets(tickets)))
