@@ -79,6 +79,10 @@ def test_a_line_that_no_keeper_writes_is_ignored(line: str) -> None:
     assert parse_journal(f"\n{line}\n".encode())[0] == []
 
 
+def test_a_status_of_zero_is_success() -> None:
+    assert outcome_of("0", CONTEXT).kind is OutcomeKind.SUCCEEDED
+
+
 @pytest.mark.parametrize(
     ("word", "status", "reason"),
     [

@@ -25,3 +25,9 @@ def test_graphics_cards_and_accelerators_of_known_vendors_are_found(tmp_path: Pa
         "0000:03:00.0": Vendor.AMD,
     }  # fmt: skip
     assert vendors_on_pci(tmp_path) == {Vendor.INTEL, Vendor.NVIDIA, Vendor.AMD}
+
+
+def test_without_a_pci_bus_there_are_no_gpus(tmp_path: Path) -> None:
+    assert gpus_on_pci(tmp_path) == {}
+    (tmp_path / "sys/bus/pci/devices/0000:01:00.0").mkdir(parents=True)
+    assert gpus_on_pci(tmp_path) == {}
