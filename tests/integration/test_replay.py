@@ -31,6 +31,15 @@ def test_an_exported_world_is_decided_again_with_the_reasons_of_why(queue: Queue
         [each[key] for key in keys] for each in why["reasons"]
     ]
     assert f"job {waiting} waits" in run("simulate", "replay", str(path)).stdout
+    later = queue.submit("true", gpus=2, exclusive=True, priority=-3)
+    done = run("why", str(later), "--export", str(path))
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"ahead of it, with jobs like them: job {waiting} (priority 0)" in run("simulate", "replay", str(path)).stdout
+    )
+    world = json.loads(path.read_text())
+    path.write_text(json.dumps({**world, "lane": -1}))
+    assert "change `job_id` and `lane` together" in run("simulate", "replay", str(path)).stderr
     gate.write_text("go\n")
     queue.wait()
     refused = run("why", str(waiting), "--export", str(path))

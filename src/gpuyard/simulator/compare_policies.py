@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 
 from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import Device
-from gpuyard.model.units import format_count
 from gpuyard.policy.plan import WorldFile
 from gpuyard.policy.wait_reasons import group_by_device
 from gpuyard.policy.world import Plan
@@ -38,9 +37,10 @@ def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
     """Yield the plan: the job that the file is about first, with all of its reasons."""
     snapshot = file.world.machine.snapshot
     about = next((each for each in plan.waiting if each.lane.id == file.lane), None)
+    ahead = plan.waiting if about is None else plan.waiting[: plan.waiting.index(about)]
     if about is not None:
-        behind = f": job {file.job_id} comes later in its lane" if about.job_id != file.job_id else ""
-        yield f"job {about.job_id} waits{behind}"
+        behind = f" behind job {about.job_id}, which is like it and waits" if about.job_id != file.job_id else ""
+        yield f"job {file.job_id} waits{behind}"
         yield from (f"  {text}" for text in group_by_device(about.reasons, snapshot.labels))
         remedies = dict.fromkeys(reason.remedy for reason in about.reasons if reason.remedy)
         yield from (f"  to change that: {remedy}" for remedy in remedies)
@@ -51,9 +51,10 @@ def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
         yield f"job {preempt.job_id} makes way for job {preempt.for_job}"
     if plan.head is not None:
         yield f"job {plan.head.job_id} is the first that waits"
-    others = len(plan.waiting) - (about is not None)
-    if others:
-        yield f"{format_count(others, 'other lane')} {'waits' if others == 1 else 'wait'}"
+    if ahead:
+        names = [f"job {each.job_id} (priority {each.lane.priority})" for each in ahead[:5]]
+        names += [f"{len(ahead) - 5} more"] if len(ahead) > 5 else []
+        yield f"{'waiting' if about is None else 'ahead of it'}, with jobs like them: {', '.join(names)}"
 
 
 # A drawn trace arrives twice as fast as one job per device could run: otherwise all policies have the same makespan.
