@@ -59,7 +59,7 @@ def read(self):
 
 PsutilHost.read = read
 if "GPUYARD_SIMULATE" not in os.environ:
-    smi = local._ToolProbe(Vendor.NVIDIA, "nvidia-smi", "gpuyard.probes.nvidia.nvidia_smi:NvidiaSmi")
+    smi = local._ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")
     local.local_probes = lambda: {Vendor.NVIDIA: [smi]}
 run_daemon()
 """

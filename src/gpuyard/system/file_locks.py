@@ -139,11 +139,14 @@ def has_name(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
+_IN_TIME_S = 60.0
+
+
 def lock_in_time(descriptor: int, path: str | Path) -> None:
-    """Wait for the lock up to 60 s, then raise EnvironmentFault: every user who can read a file can lock it."""
-    if not lock_within(descriptor, 60.0):
-        hint = "`lslocks` shows who holds the lock"
-        raise EnvironmentFault(f"another process has kept {path} locked for 60 s", hint=hint)
+    """Wait for the lock for a minute, then raise EnvironmentFault: every user who can read a file can lock it."""
+    if not lock_within(descriptor, _IN_TIME_S):
+        problem = f"another process has kept {path} locked for {_IN_TIME_S:g} s"
+        raise EnvironmentFault(problem, hint="`lslocks` shows who holds the lock")
 
 
 @contextlib.contextmanager
