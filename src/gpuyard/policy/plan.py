@@ -376,8 +376,4 @@ def read_world(content: bytes) -> WorldFile:
         raise UserError(
             f"this is a '{found.format}', not a '{_FORMAT}'", hint="replay it with the version that wrote it"
         )
-    if all(each.lane.id != found.lane for each in found.world.lanes):
-        raise UserError(
-            f"this world has no lane {found.lane}", hint="to ask about another job, change `job_id` and `lane` together"
-        )
     return found

@@ -54,6 +54,9 @@ def run(typed: Typed) -> int:
             hint = "or `gpuyard simulate replay FILE`"
             raise UserError(f"simulate takes one trace, not '{word}' and '{path}'", hint=hint)
         file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
+        if all(each.lane.id != file.lane for each in file.world.lanes):
+            hint = "to ask about another job, change `job_id` and `lane` together"
+            raise UserError(f"this world has no lane {file.lane}", hint=hint)
         plan = file.decide()
         if typed.flag("json"):
             say_json(to_builtins(plan))
