@@ -46,6 +46,19 @@ VERB = Verb(
 )
 
 
+def _replay(typed: Typed, path: str) -> int:
+    file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
+    if all(each.lane.id != file.lane for each in file.world.lanes):
+        hint = "to ask about another job, change `job_id` and `lane` together"
+        raise UserError(f"this world has no lane {file.lane}", hint=hint)
+    plan = file.decide()
+    if typed.flag("json"):
+        say_json(to_builtins(plan))
+    else:
+        say(*map(clean, plan_lines(file, plan)))
+    return 0
+
+
 def run(typed: Typed) -> int:
     values = typed.values()
     if len(typed.arguments) == 2:
@@ -53,16 +66,7 @@ def run(typed: Typed) -> int:
         if word != "replay":
             hint = "or `gpuyard simulate replay FILE`"
             raise UserError(f"simulate takes one trace, not '{word}' and '{path}'", hint=hint)
-        file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
-        if all(each.lane.id != file.lane for each in file.world.lanes):
-            hint = "to ask about another job, change `job_id` and `lane` together"
-            raise UserError(f"this world has no lane {file.lane}", hint=hint)
-        plan = file.decide()
-        if typed.flag("json"):
-            say_json(to_builtins(plan))
-        else:
-            say(*map(clean, plan_lines(file, plan)))
-        return 0
+        return _replay(typed, path)
     request: dict[str, Any] = {
         "trace": _existing(next(iter(typed.arguments), None), "TRACE"),
         "mix": _split_names(values["mix"]),
